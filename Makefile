@@ -1,0 +1,43 @@
+# Every target works from a fresh clone with nothing but Python 3.10 or newer: the first one that needs
+# it makes .venv from requirements.lock. PYTHON picks the interpreter, PIP_ARGS is passed to pip (a CPU
+# build of torch, for one: PIP_ARGS="--index-url https://download.pytorch.org/whl/cpu --extra-index-url https://pypi.org/simple").
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint nightly bench-cpu clean
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*##/  -/'
+
+setup: $(READY)  ## make the virtual environment
+
+$(READY): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"Python 3.10 or newer is needed, {sys.executable} is {sys.version.split()[0]}: make PYTHON=/path/to/python3.1x")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(PIP_ARGS) -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps -e .
+	touch $(READY)
+
+demo: $(READY)   ## score a real case: selection, fidelity, timings, picture
+	$(BIN)/nvfp4-indexer demo
+
+lint: $(READY)   ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint       ## lint and the whole test suite but the nightly sweeps
+	$(BIN)/python -m pytest -n auto -m "not nightly"
+
+nightly: $(READY) ## the slow sweeps
+	$(BIN)/python -m pytest -n auto -m nightly
+
+bench-cpu: $(READY) ## speed of the cpu backend against torch.mm and the oracle, in one run
+	$(BIN)/python -m tests.benchmarks.bench_cpu
+
+clean:           ## remove the environment and everything built
+	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

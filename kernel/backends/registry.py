@@ -1,0 +1,88 @@
+"""Which backends exist, which of them can run here, and why not."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from kernel.backends.base import Backend, Precision
+from kernel.errors import BackendUnavailableError, InvalidArgumentError
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """Whether a backend can run on this machine."""
+
+    name: str
+    usable: bool
+    reason: str
+    """Why it can or cannot run, in a sentence."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    module: str
+    automatic: bool
+    """Whether ``auto`` may pick it."""
+
+
+# Best first. A backend's module is imported only when it is asked about, so a missing package breaks nothing;
+# each has `probe() -> tuple[bool, str]` and `create(device, precision) -> Backend`.
+_BACKENDS = {
+    "cpu": _Entry("kernel.backends.cpu", automatic=True),
+    "reference": _Entry("kernel.backends.reference", automatic=False),
+}
+BACKEND_NAMES = tuple(_BACKENDS)
+
+
+def status(name: str) -> BackendStatus:
+    """Whether the named backend can run here."""
+    probe = cast("Callable[[], tuple[bool, str]]", _load(name, "probe"))
+    usable, reason = probe()
+    return BackendStatus(name, usable, reason)
+
+
+def statuses() -> list[BackendStatus]:
+    """Every backend, best first."""
+    return [status(name) for name in _BACKENDS]
+
+
+def resolve(name: str) -> str:
+    """The backend that ``name`` means here: ``auto`` is the best usable one.
+
+    Raises:
+        InvalidArgumentError: no such backend.
+        BackendUnavailableError: it cannot run here; says why and which ones can.
+    """
+    if name == "auto":
+        return next(found for found, entry in _BACKENDS.items() if entry.automatic and status(found).usable)
+    found = status(name)
+    if not found.usable:
+        raise BackendUnavailableError(name, found.reason, tuple(s.name for s in statuses() if s.usable))
+    return name
+
+
+def create(name: str = "auto", device: str | None = None, precision: Precision = "exact") -> Backend:
+    """Make a backend.
+
+    Args:
+        name: a backend's name or ``auto``.
+        device: a torch device the backend can use; its default device when None.
+        precision: see :data:`kernel.backends.base.Precision`.
+
+    Raises:
+        InvalidArgumentError: no such backend, device or precision.
+        BackendUnavailableError: it cannot run here.
+    """
+    make = cast("Callable[[str | None, Precision], Backend]", _load(resolve(name), "create"))
+    return make(device, precision)
+
+
+def _load(name: str, attribute: str) -> object:
+    if name not in _BACKENDS:
+        raise InvalidArgumentError(
+            "backend", repr(name), "no such backend", f"use one of auto, {', '.join(_BACKENDS)}"
+        )
+    return getattr(importlib.import_module(_BACKENDS[name].module), attribute)

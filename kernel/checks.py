@@ -1,0 +1,201 @@
+"""The contract's checks on a scoring call: everything a backend may rely on is checked here, once."""
+
+from __future__ import annotations
+
+import torch
+
+from kernel.batch import MAX_TOPK, SUPPORTED_HEADS, Request, ScoreBatch
+from kernel.errors import InvalidArgumentError
+from kernel.page import HEAD_DIM, as_pages
+
+MAX_SEQ_LEN = 1 << 20
+"""Longest context, tokens."""
+
+
+def check_heads(num_heads: int) -> None:
+    """Refuse a number of index heads that is not supported."""
+    _check_int("num_index_heads", num_heads)
+    if num_heads not in SUPPORTED_HEADS:
+        raise InvalidArgumentError(
+            "num_index_heads", num_heads, f"must be one of {SUPPORTED_HEADS}", "score the heads in such groups"
+        )
+
+
+def check_topk(argument: str, topk: int) -> None:
+    """Refuse a number of selected blocks outside 1..64."""
+    _check_int(argument, topk)
+    if not 1 <= topk <= MAX_TOPK:
+        raise InvalidArgumentError(argument, topk, f"must be 1 to {MAX_TOPK}", "ask for fewer or more blocks")
+
+
+def check_forced_blocks(argument: str, blocks: int) -> None:
+    """Refuse a negative number of init or local blocks."""
+    _check_int(argument, blocks)
+    if blocks < 0:
+        raise InvalidArgumentError(argument, blocks, "must be 0 or more", "use 0 to force none")
+
+
+def check_order(order: str) -> None:
+    """Refuse an order that is neither ``score`` nor ``block``."""
+    if order not in ("score", "block"):
+        raise InvalidArgumentError("order", repr(order), "must be 'score' or 'block'", "use one of them")
+
+
+def check_finite(argument: str, values: torch.Tensor) -> None:
+    """Refuse NaN and infinity, naming the first position that holds one."""
+    finite = torch.isfinite(values.float() if values.dtype == torch.float8_e4m3fn else values)
+    if not bool(finite.all()):
+        position = tuple((~finite).nonzero()[0].tolist())
+        raise InvalidArgumentError(
+            f"{argument}[{', '.join(map(str, position))}]",
+            values[position].item(),
+            "must be finite",
+            "find where it became NaN or infinite before the indexer",
+        )
+
+
+def check_tensor(
+    argument: str,
+    tensor: torch.Tensor,
+    *,
+    dtypes: tuple[torch.dtype, ...],
+    shape: tuple[int | None, ...],
+    device: torch.device,
+) -> None:
+    """Refuse a wrong type, dtype, shape (None: any size) or device."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(argument, type(tensor).__name__, "must be a torch.Tensor", "convert it")
+    if tensor.dtype not in dtypes:
+        raise InvalidArgumentError(
+            f"{argument}.dtype", tensor.dtype, f"must be one of {', '.join(map(str, dtypes))}", "convert it"
+        )
+    if tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape)):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InvalidArgumentError(f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "reshape it")
+    if tensor.device != device:
+        raise InvalidArgumentError(f"{argument}.device", tensor.device, f"must be {device}", "move it there")
+
+
+def checked_batch(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    lut: torch.Tensor,
+    num_heads: int,
+    init_blocks: int,
+    local_blocks: int,
+) -> ScoreBatch:
+    """Check a paged scoring call against the contract and make it a :class:`ScoreBatch`.
+
+    Args:
+        q: ``[total_q, H, 128]`` float8_e4m3fn.
+        pages: see :func:`kernel.page.as_pages`.
+        block_table: ``[batch, max_blocks]`` int32; columns past a request's blocks may hold anything.
+        cu_seqlens_q: ``[batch + 1]`` int32, exclusive prefix sum of the query lengths.
+        seq_lens: ``[batch]`` int32, keys of each request, this step's tokens included.
+        lut: ``[256, 8]`` uint8.
+        num_heads: H that the caller was built for.
+        init_blocks: 0 or more.
+        local_blocks: 0 or more.
+
+    Raises:
+        InvalidArgumentError: naming the argument, its value, the limit and the remedy.
+    """
+    check_forced_blocks("init_blocks", init_blocks)
+    check_forced_blocks("local_blocks", local_blocks)
+    pages = as_pages(pages)
+    device = pages.device
+    check_tensor("q", q, dtypes=(torch.float8_e4m3fn,), shape=(None, num_heads, HEAD_DIM), device=device)
+    check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(None, None), device=device)
+    batch = block_table.shape[0]
+    check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
+    check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
+    requests = _requests(cu_seqlens_q.tolist(), seq_lens.tolist(), total_q=q.shape[0])
+    _check_block_table(block_table, requests, num_pages=pages.shape[0])
+    return ScoreBatch(
+        q=q.contiguous(),
+        pages=pages,
+        block_table=block_table.contiguous(),
+        lut=lut,
+        requests=requests,
+        init_blocks=init_blocks,
+        local_blocks=local_blocks,
+    )
+
+
+def check_scores_buffer(scores: torch.Tensor, batch: ScoreBatch) -> None:
+    """Refuse a score buffer that does not fit the batch: ``[H, total_q, S]`` float32, cells contiguous."""
+    shape = (batch.num_heads, batch.total_q, None)
+    check_tensor("scores", scores, dtypes=(torch.float32,), shape=shape, device=batch.pages.device)
+    if scores.shape[2] < batch.num_score_blocks:
+        raise InvalidArgumentError(
+            "scores.shape[2]",
+            scores.shape[2],
+            f"must be at least {batch.num_score_blocks}, the blocks of the longest request",
+            "widen the score buffer",
+        )
+    if scores.shape[2] > 1 and scores.stride(2) != 1:
+        raise InvalidArgumentError(
+            "scores.stride(2)", scores.stride(2), "must be 1", "keep a row's blocks next to each other"
+        )
+
+
+def _check_int(argument: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidArgumentError(argument, repr(value), "must be an int", "pass a whole number")
+
+
+def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tuple[Request, ...]:
+    if cu_seqlens_q[0] != 0:
+        raise InvalidArgumentError("cu_seqlens_q[0]", cu_seqlens_q[0], "must be 0", "pass exclusive prefix sums")
+    for i, (start, end) in enumerate(zip(cu_seqlens_q, cu_seqlens_q[1:])):
+        if end < start:
+            raise InvalidArgumentError(
+                f"cu_seqlens_q[{i + 1}]", end, f"must be at least cu_seqlens_q[{i}] = {start}", "sort out the lengths"
+            )
+    if cu_seqlens_q[-1] != total_q:
+        raise InvalidArgumentError(
+            "cu_seqlens_q[-1]", cu_seqlens_q[-1], f"must be total_q = {total_q}", "pass q and its offsets together"
+        )
+    requests = []
+    for i, seq_len in enumerate(seq_lens):
+        query_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i]
+        if seq_len < query_len:
+            raise InvalidArgumentError(
+                f"seq_lens[{i}]", seq_len, f"must be at least its {query_len} queries", "count this step's tokens in"
+            )
+        if seq_len > MAX_SEQ_LEN:
+            raise InvalidArgumentError(
+                f"seq_lens[{i}]", seq_len, f"must be at most {MAX_SEQ_LEN}", "the indexer is made for such contexts"
+            )
+        requests.append(Request(i, cu_seqlens_q[i], query_len, seq_len))
+    return tuple(requests)
+
+
+def _check_block_table(block_table: torch.Tensor, requests: tuple[Request, ...], num_pages: int) -> None:
+    longest = max(requests, key=lambda request: request.num_blocks, default=None)
+    if longest is None:
+        return
+    if block_table.shape[1] < longest.num_blocks:
+        raise InvalidArgumentError(
+            "block_table.shape[1]",
+            block_table.shape[1],
+            f"must be at least {longest.num_blocks}, the blocks of seq_lens[{longest.table_row}] = {longest.seq_len}",
+            "widen the block table",
+        )
+    used_blocks = torch.tensor([request.num_blocks for request in requests], device=block_table.device)
+    columns = torch.arange(block_table.shape[1], device=block_table.device)
+    outside = ((block_table < 0) | (block_table >= num_pages)) & (columns < used_blocks[:, None])
+    if bool(outside.any()):
+        row, column = outside.nonzero()[0].tolist()
+        raise InvalidArgumentError(
+            f"block_table[{row}, {column}]",
+            int(block_table[row, column]),
+            f"must lie in [0, {num_pages}), the pages of the cache",
+            "only columns past a request's blocks may hold anything",
+        )
+
+

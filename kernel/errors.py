@@ -1,0 +1,59 @@
+"""The errors every room raises, as one small tree. Imports nothing, so a client without torch can use it."""
+
+from __future__ import annotations
+
+
+class IndexerError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class InvalidArgumentError(IndexerError, ValueError):
+    """An argument is outside the contract. Nothing was changed.
+
+    The message is always ``argument = value: limit; remedy``.
+    """
+
+    def __init__(self, argument: str, value: object, limit: str, remedy: str) -> None:
+        super().__init__(f"{argument} = {value}: {limit}; {remedy}")
+        self.argument = argument
+        self.value = value
+        self.limit = limit
+        self.remedy = remedy
+
+
+class OutOfPagesError(IndexerError):
+    """The cache has too few free pages for an append or a fork. Nothing was changed."""
+
+    def __init__(self, needed: int, free: int, num_pages: int) -> None:
+        super().__init__(
+            f"num_pages = {num_pages}: {needed} more pages are needed and {free} are free, "
+            f"{needed - free} missing; free a sequence or build the scorer with more pages"
+        )
+        self.needed = needed
+        self.free = free
+        self.missing = needed - free
+        self.num_pages = num_pages
+
+
+class UnknownSequenceError(IndexerError, KeyError):
+    """A sequence id that was never given out, or was freed."""
+
+    def __init__(self, sequence: object) -> None:
+        super().__init__(
+            f"sequence = {sequence}: not a live sequence of this scorer; use an id that add_sequence() or "
+            "fork_sequence() returned and that was not freed"
+        )
+        self.sequence = sequence
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0])
+
+
+class BackendUnavailableError(IndexerError, RuntimeError):
+    """A backend cannot run on this machine; the message says why and which ones can."""
+
+    def __init__(self, backend: str, reason: str, usable: tuple[str, ...]) -> None:
+        super().__init__(f"backend = {backend!r}: {reason}; usable here: {', '.join(usable)}")
+        self.backend = backend
+        self.reason = reason
+        self.usable = usable
