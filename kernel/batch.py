@@ -35,8 +35,8 @@ class Request:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the request, which is the ``nb`` of its last query."""
-        return blocks_of(self.seq_len)
+        """Blocks its rows may see, the ``nb`` of its last query; 0 without queries, since nothing is read then."""
+        return blocks_of(self.seq_len) if self.query_len else 0
 
 
 @dataclass(frozen=True)
