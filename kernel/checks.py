@@ -5,11 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernel.batch import MAX_TOPK, SUPPORTED_HEADS, Request, ScoreBatch
+from kernel.contract import MAX_SEQ_LEN as MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.page import HEAD_DIM, as_pages
-
-MAX_SEQ_LEN = 1 << 20
-"""Longest context, tokens."""
 
 
 def check_heads(num_heads: int) -> None:
@@ -17,7 +15,10 @@ def check_heads(num_heads: int) -> None:
     _check_int("num_index_heads", num_heads)
     if num_heads not in SUPPORTED_HEADS:
         raise InvalidArgumentError(
-            "num_index_heads", num_heads, f"must be one of {SUPPORTED_HEADS}", "score the heads in such groups"
+            "num_index_heads",
+            num_heads,
+            f"must be one of {SUPPORTED_HEADS}",
+            "score the heads in such groups",
         )
 
 
@@ -71,7 +72,9 @@ def check_tensor(
         )
     if tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InvalidArgumentError(f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "reshape it")
+        raise InvalidArgumentError(
+            f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "reshape it"
+        )
     if tensor.device != device:
         raise InvalidArgumentError(f"{argument}.device", tensor.device, f"must be {device}", "move it there")
 
@@ -150,26 +153,40 @@ def _check_int(argument: str, value: object) -> None:
 
 def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tuple[Request, ...]:
     if cu_seqlens_q[0] != 0:
-        raise InvalidArgumentError("cu_seqlens_q[0]", cu_seqlens_q[0], "must be 0", "pass exclusive prefix sums")
+        raise InvalidArgumentError(
+            "cu_seqlens_q[0]", cu_seqlens_q[0], "must be 0", "pass exclusive prefix sums"
+        )
     for i, (start, end) in enumerate(zip(cu_seqlens_q, cu_seqlens_q[1:])):
         if end < start:
             raise InvalidArgumentError(
-                f"cu_seqlens_q[{i + 1}]", end, f"must be at least cu_seqlens_q[{i}] = {start}", "sort out the lengths"
+                f"cu_seqlens_q[{i + 1}]",
+                end,
+                f"must be at least cu_seqlens_q[{i}] = {start}",
+                "sort out the lengths",
             )
     if cu_seqlens_q[-1] != total_q:
         raise InvalidArgumentError(
-            "cu_seqlens_q[-1]", cu_seqlens_q[-1], f"must be total_q = {total_q}", "pass q and its offsets together"
+            "cu_seqlens_q[-1]",
+            cu_seqlens_q[-1],
+            f"must be total_q = {total_q}",
+            "pass q and its offsets together",
         )
     requests = []
     for i, seq_len in enumerate(seq_lens):
         query_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i]
         if seq_len < query_len:
             raise InvalidArgumentError(
-                f"seq_lens[{i}]", seq_len, f"must be at least its {query_len} queries", "count this step's tokens in"
+                f"seq_lens[{i}]",
+                seq_len,
+                f"must be at least its {query_len} queries",
+                "count this step's tokens in",
             )
         if seq_len > MAX_SEQ_LEN:
             raise InvalidArgumentError(
-                f"seq_lens[{i}]", seq_len, f"must be at most {MAX_SEQ_LEN}", "the indexer is made for such contexts"
+                f"seq_lens[{i}]",
+                seq_len,
+                f"must be at most {MAX_SEQ_LEN}",
+                "the indexer is made for such contexts",
             )
         requests.append(Request(i, cu_seqlens_q[i], query_len, seq_len))
     return tuple(requests)
@@ -197,5 +214,3 @@ def _check_block_table(block_table: torch.Tensor, requests: tuple[Request, ...],
             f"must lie in [0, {num_pages}), the pages of the cache",
             "only columns past a request's blocks may hold anything",
         )
-
-
