@@ -16,7 +16,7 @@ from kernel.page import BLOCK_TOKENS
 
 
 class ReferenceBackend:
-    """See :class:`kernel.backends.base.Backend`. Tensors are read and written in place through numpy views."""
+    """See :class:`kernel.backends.base.Backend`. Tensors are used in place through numpy views."""
 
     name = "reference"
     device = torch.device("cpu")

@@ -49,4 +49,5 @@ def e4m3_bytes(values: ArrayLike) -> NDArray[np.uint8]:
     midpoint = _E4M3_MIDPOINTS[np.where(has_above, below, 0)]
     round_up = (magnitudes > midpoint) | ((magnitudes == midpoint) & (below % 2 == 1))
     nearest = below + (has_above & round_up)
-    return (nearest | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+    octets: NDArray[np.uint8] = (nearest | np.where(np.signbit(values), 0x80, 0)).astype(np.uint8)
+    return octets

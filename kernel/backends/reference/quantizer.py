@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -9,7 +11,7 @@ from kernel.backends.reference.formats import E2M1_MAGNITUDES, E4M3_MAX, E4M3_MI
 from kernel.page import GROUP_DIMS
 
 CODE_THRESHOLDS: NDArray[np.float64] = (E2M1_MAGNITUDES[:-1] + E2M1_MAGNITUDES[1:]) / 2
-"""``.25, .75, 1.25, 1.75, 2.5, 3.5, 5``: a magnitude strictly above the i-th, times the scale, is above code i."""
+"""``.25, .75, 1.25, 1.75, 2.5, 3.5, 5``: a magnitude above the i-th, times the scale, is above code i."""
 
 
 def quantize_query(queries: ArrayLike) -> NDArray[np.uint8]:
@@ -35,13 +37,14 @@ def quantize_keys(keys: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
 
 
 def dequantize_keys(codes: NDArray[np.uint8], scale_bytes: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """What is scored for codes ``[n, dims]`` and scale bytes ``[n, dims / 16]``: ``[n, dims]`` E4M3 values."""
+    """What is scored: E4M3 values ``[n, dims]`` of codes ``[n, dims]`` and scale bytes ``[n, dims / 16]``."""
     scales = np.repeat(scale_bytes, GROUP_DIMS, axis=1)
     magnitudes = e4m3_values(magnitude_lut()[scales, codes & 7])
     negative = (codes >> 3) ^ (scales >> 7)
     return np.where(negative, -magnitudes, magnitudes)
 
 
+@functools.cache
 def magnitude_lut() -> NDArray[np.uint8]:
     """``[256, 8]``: for a scale byte, the E4M3 byte of each E2M1 magnitude times that scale.
 

@@ -13,7 +13,7 @@ from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 
 def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:
-    """Write the rows of the batch's requests into ``scores`` ``[H, total_q, S]``; other rows are left alone."""
+    """Write the rows of the batch's requests into ``scores`` ``[H, total_q, S]`` and no other row."""
     pages, queries = batch.pages.numpy(), _queries(batch)
     for request in batch.requests:
         rows = _rows(request)
