@@ -80,9 +80,9 @@ def as_pages(pages: torch.Tensor) -> torch.Tensor:
 
 def codes_of(pages: torch.Tensor) -> torch.Tensor:
     """The codes of pages ``[..., 9216]`` as a view ``[..., 128, 64]`` uint8 (token, byte)."""
-    return pages[..., :CODE_BYTES].unflatten(-1, (BLOCK_TOKENS, TOKEN_CODE_BYTES))
+    return pages[..., :CODE_BYTES].view(*pages.shape[:-1], BLOCK_TOKENS, TOKEN_CODE_BYTES)
 
 
 def scales_of(pages: torch.Tensor) -> torch.Tensor:
     """The scale bytes of pages ``[..., 9216]`` as a view ``[..., 128, 8]`` uint8 (token, group)."""
-    return pages[..., CODE_BYTES:].unflatten(-1, (BLOCK_TOKENS, GROUPS))
+    return pages[..., CODE_BYTES:].view(*pages.shape[:-1], BLOCK_TOKENS, GROUPS)
