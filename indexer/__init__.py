@@ -9,11 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from indexer.case import Case
     from indexer.config import IndexerConfig
     from indexer.result import ScoreResult
     from indexer.scorer import IndexScorer
     from kernel.errors import (
         BackendUnavailableError,
+        CaseFileError,
         IndexerError,
         InvalidArgumentError,
         OutOfPagesError,
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BackendUnavailableError",
+    "Case",
+    "CaseFileError",
     "IndexScorer",
     "IndexerConfig",
     "IndexerError",
@@ -33,6 +37,8 @@ __all__ = [
 
 _MODULES = {
     "BackendUnavailableError": "kernel.errors",
+    "Case": "indexer.case",
+    "CaseFileError": "kernel.errors",
     "IndexScorer": "indexer.scorer",
     "IndexerConfig": "indexer.config",
     "IndexerError": "kernel.errors",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from indexer.allocator import PageAllocator, Savepoint
+from indexer.device_memory import memory_bytes
 from kernel.backends.base import Backend
 from kernel.checks import MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError, UnknownSequenceError
@@ -182,12 +183,13 @@ class PagedKeyCache:
 
 
 def _zero_pages(num_pages: int, device: torch.device) -> torch.Tensor:
+    size = num_pages * PAGE_BYTES
+    too_many = InvalidArgumentError(
+        "num_pages", num_pages, f"{size} bytes do not fit on {device}", "build the scorer with fewer pages"
+    )
+    if size > memory_bytes(device):
+        raise too_many
     try:
         return torch.zeros(num_pages, PAGE_BYTES, dtype=torch.uint8, device=device)
     except RuntimeError as error:
-        raise InvalidArgumentError(
-            "num_pages",
-            num_pages,
-            f"{num_pages * PAGE_BYTES} bytes do not fit on {device}",
-            "build the scorer with fewer pages",
-        ) from error
+        raise too_many from error

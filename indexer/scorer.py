@@ -9,9 +9,9 @@ import torch
 
 from indexer.cache import PagedKeyCache
 from indexer.config import IndexerConfig
+from indexer.pipeline import score_and_select
 from indexer.ragged import ragged_requests
 from indexer.result import ScoreResult
-from indexer.score_buffer import allocate_scores
 from indexer.stages import StageTimes
 from kernel.backends import registry
 from kernel.backends.base import Order
@@ -25,12 +25,10 @@ from kernel.checks import (
     check_topk,
     checked_batch,
 )
+from kernel.contract import MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.page import HEAD_DIM
-
-MAX_DECODE_QUERIES = 16
-"""Queries of a request up to which reading its pages costs more than scoring them."""
+from kernel.page import HEAD_DIM, blocks_of
 
 _KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _QUERY_DTYPES = (*_KEY_DTYPES, torch.float8_e4m3fn)
@@ -200,7 +198,9 @@ class IndexScorer:
                 init_blocks=init,
                 local_blocks=local,
             )
-            return self._run(batch, k, ids_order, times, return_scores, None)
+            return score_and_select(
+                self._backend, batch, topk=k, order=ids_order, times=times, return_scores=return_scores
+            )
 
     def score_paged(
         self,
@@ -227,7 +227,7 @@ class IndexScorer:
             seq_lens: ``[batch]`` int32, keys of each request, this step's tokens included.
             scores: ``[H, total_q, S]`` float32 to write the scores to, ``S`` at least the blocks of the
                 longest request; its cells are unspecified after a call that raised.
-            return_scores: as in :meth:`score`, and so are the rest.
+            return_scores: as in :meth:`score`, and so are the rest. Not False together with ``scores``.
             topk: blocks to select.
             init_blocks: blocks forced at a row's start.
             local_blocks: blocks forced at a row's end.
@@ -257,16 +257,33 @@ class IndexScorer:
                     local_blocks=local,
                 )
                 if scores is not None:
+                    if not return_scores:
+                        raise InvalidArgumentError(
+                            "return_scores",
+                            False,
+                            "scores was given to write them to",
+                            "leave one of the two out",
+                        )
                     check_scores_buffer(scores, batch)
                     scores = scores.detach()
-            return self._run(batch, k, ids_order, times, return_scores, scores)
+            return score_and_select(
+                self._backend,
+                batch,
+                topk=k,
+                order=ids_order,
+                times=times,
+                return_scores=return_scores,
+                scores=scores,
+            )
 
     def _forced_blocks(self, init_blocks: int | None, local_blocks: int | None) -> tuple[int, int]:
         init = self.config.init_blocks if init_blocks is None else init_blocks
         local = self.config.local_blocks if local_blocks is None else local_blocks
         check_forced_blocks("init_blocks", init)
         check_forced_blocks("local_blocks", local)
-        return init, local
+        # More than a context holds is all of it; a kernel's integers end sooner than Python's.
+        most = blocks_of(MAX_SEQ_LEN)
+        return min(init, most), min(local, most)
 
     def _selection(self, topk: int | None, order: Order | None) -> tuple[int, Order]:
         k = self.config.topk_blocks if topk is None else topk
@@ -285,39 +302,3 @@ class IndexScorer:
             return q.detach().contiguous()
         with times.stage("quantize_query"):
             return quantize_query(q.detach()).contiguous()
-
-    def _run(
-        self,
-        batch: ScoreBatch,
-        topk: int,
-        order: Order,
-        times: StageTimes,
-        return_scores: bool,
-        scores: torch.Tensor | None,
-    ) -> ScoreResult:
-        num_blocks = batch.num_blocks_per_query().to(self.device)
-        shape = (batch.num_heads, batch.total_q, topk)
-        block_ids = torch.full(shape, -1, dtype=torch.int32, device=self.device)
-        if return_scores or scores is not None:
-            if scores is None:
-                scores = allocate_scores(batch)
-            with times.stage("score"):
-                decode = [r for r in batch.requests if 0 < r.query_len <= MAX_DECODE_QUERIES]
-                prefill = [r for r in batch.requests if r.query_len > MAX_DECODE_QUERIES]
-                if decode:
-                    self._backend.score_decode(batch.subset(decode), scores)
-                if prefill:
-                    self._backend.score_prefill(batch.subset(prefill), scores)
-            with times.stage("topk"):
-                self._backend.topk(scores, num_blocks, block_ids, order)
-        else:
-            with times.stage("select"):
-                self._backend.select(batch, block_ids, order)
-        return ScoreResult(
-            block_ids=block_ids,
-            scores=scores,
-            num_blocks=num_blocks,
-            backend=self._backend.name,
-            precision=self._backend.precision,
-            timings=times,
-        )
