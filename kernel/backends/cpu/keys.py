@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from kernel.nvfp4 import dequantize
@@ -11,6 +13,7 @@ _GROUP_BYTES = GROUP_DIMS // 2
 """Code bytes that share a scale."""
 
 
+@functools.cache
 def build_pair_table(dtype: torch.dtype) -> torch.Tensor:
     """Both values of every (scale byte, code byte).
 
