@@ -57,7 +57,7 @@ def test_of_every_prefix_equal_the_oracle(backend: Backend, heads: int) -> None:
 
 
 def test_of_a_prefill_climb_and_fall_with_the_position(backend: Backend) -> None:
-    """In a prefill of more than three blocks a row's own block ends with its own key, and later ones are unseen."""
+    """In a prefill of more than three blocks a row sees no key after its own and no later block."""
     scores = scores_of(backend, staircase_call([(400, 400)]))[0]
     positions, blocks = torch.arange(400)[:, None], torch.arange(4)
     steps = (positions - 128 * blocks).clamp(max=127).float()
