@@ -104,7 +104,11 @@ class TileScorer:
             masked = max(whole_tokens, 0)
             positions = torch.arange(first_position + masked, first_position + tokens)
             product[masked:].masked_fill_(positions[:, None] > tile.positions, -torch.inf)
-        out.copy_(product.view(-1, BLOCK_TOKENS, width).amax(1)[:, : out.shape[1]])
+        blocks = product.view(-1, BLOCK_TOKENS, width)[:, :, : out.shape[1]]
+        if product.dtype == out.dtype:
+            torch.amax(blocks, 1, out=out)
+        else:
+            out.copy_(blocks.amax(1))
 
 
 @functools.cache

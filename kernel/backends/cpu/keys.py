@@ -29,10 +29,9 @@ class KeyReader:
     """Dequantises pages, a bounded number at a time, into one buffer of keys."""
 
     def __init__(self, pair_table: torch.Tensor, max_blocks: int) -> None:
-        tokens = max_blocks * BLOCK_TOKENS
         self._table = pair_table
-        self._pairs = torch.empty(tokens * HEAD_DIM // 2, dtype=pair_table.dtype)
-        self._indices = torch.empty((tokens, GROUPS, _GROUP_BYTES), dtype=torch.int64)
+        self._indices = torch.empty((max_blocks, BLOCK_TOKENS, GROUPS, _GROUP_BYTES), dtype=torch.int64)
+        self._pairs = torch.empty(self._indices.numel(), dtype=pair_table.dtype)
 
     def read(self, pages: torch.Tensor, page_ids: torch.Tensor) -> torch.Tensor:
         """Keys of pages.
@@ -44,11 +43,10 @@ class KeyReader:
         Returns:
             ``[n * 128, 128]`` of the table's values, valid until the next read.
         """
-        tokens = page_ids.shape[0] * BLOCK_TOKENS
         taken = pages.index_select(0, page_ids)
-        codes = codes_of(taken).reshape(tokens, GROUPS, _GROUP_BYTES)
-        scales = scales_of(taken).reshape(tokens, GROUPS, 1)
-        indices = torch.add(codes, scales.long(), alpha=256, out=self._indices[:tokens])
+        indices = self._indices[: page_ids.shape[0]]
+        codes = codes_of(taken).view(indices.shape)
+        torch.add(codes, scales_of(taken)[..., None].long(), alpha=256, out=indices)
         pairs = self._pairs[: indices.numel()]
         torch.index_select(self._table, 0, indices.view(-1), out=pairs)
-        return torch.view_as_real(pairs).view(tokens, HEAD_DIM)
+        return torch.view_as_real(pairs).view(-1, HEAD_DIM)

@@ -85,16 +85,16 @@ class RunningTopk:
         rows = num_blocks.shape[0]
         self._num_blocks = num_blocks
         self._best = torch.full((rows, k), ABSENT)
-        self._pending = torch.empty((rows, min(_PENDING_BLOCKS, int(num_blocks.max()))))
+        self._pending = torch.empty((min(_PENDING_BLOCKS, int(num_blocks.max())), rows))
         self._first_pending = 0
         self._num_pending = 0
 
     def add(self, scores: torch.Tensor) -> None:
         """Take in the scores of the next blocks, at most 256: ``[blocks, rows]`` float32."""
-        if self._num_pending + scores.shape[0] > self._pending.shape[1]:
+        if self._num_pending + scores.shape[0] > self._pending.shape[0]:
             self._reduce()
         end = self._num_pending + scores.shape[0]
-        self._pending[:, self._num_pending : end] = scores.t()
+        self._pending[self._num_pending : end] = scores
         self._num_pending = end
 
     def block_ids(self, order: Order) -> torch.Tensor:
@@ -103,7 +103,9 @@ class RunningTopk:
         return unpack(self._best, order)
 
     def _reduce(self) -> None:
-        keys = pack(self._pending[:, : self._num_pending], self._first_pending, self._num_blocks)
+        # One transposed copy of many blocks: torch has a fast path for it, which a few columns do not take.
+        scores = self._pending[: self._num_pending].t().contiguous()
+        keys = pack(scores, self._first_pending, self._num_blocks)
         self._best = best(torch.cat((self._best, keys), dim=1), self._best.shape[1])
         self._first_pending += self._num_pending
         self._num_pending = 0
