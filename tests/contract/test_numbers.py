@@ -70,7 +70,7 @@ def test_the_lut_holds_every_rounded_product() -> None:
 
 
 def test_every_scale_and_code_is_scored_as_its_rounded_product(backend: Backend) -> None:
-    """Scored key = e4m3_rne_satfinite(e2m1 * scale); a code's or a scale's sign flips it; NaN scales read as 0.
+    """Scored key = e4m3_rne_satfinite(e2m1 * scale); either sign bit flips it; NaN scales read as 0.
 
     Page p's first token has scale byte 8p + g in group g and the 16 codes as its dims. Request 32p + r asks
     with one-hot queries of four heads for its dims 4r to 4r + 3, so that one product decides each score.
