@@ -53,12 +53,14 @@ def read_case(path: str | os.PathLike[str]) -> Case:
     """
     name = os.fspath(path)
     try:
-        return decode_case(_mapped(Path(path)))
-    except CaseFileError as error:
-        raise error.in_file(name) from None
+        body = _mapped(Path(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CaseFileError("path", shown(name), reason, "pass a case file that can be read") from error
+    try:
+        return decode_case(body)
+    except CaseFileError as error:
+        raise error.in_file(name) from None
 
 
 def write_case(case: Case, path: str | os.PathLike[str]) -> None:
@@ -76,7 +78,7 @@ def _mapped(path: Path) -> Buffer:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise CaseFileError("path", shown(os.fspath(path)), "must be a regular file", "pass a case file")
+            raise OSError("must be a regular file")
         return _map(file, status.st_size)
 
 
