@@ -1,4 +1,4 @@
-"""Same inputs, same bytes: whatever the chunking, the split, the neighbours, the run. Sums are inexact here."""
+"""Same inputs, same bytes: whatever the chunking, split, neighbours or run. Sums are inexact here."""
 
 from __future__ import annotations
 
