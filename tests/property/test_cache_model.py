@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 from numpy.typing import NDArray
 
 from indexer import IndexerConfig, IndexScorer, OutOfPagesError, UnknownSequenceError
@@ -151,4 +159,9 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=30)
+TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=25)
+
+
+@pytest.mark.nightly
+def test_many_and_longer_runs() -> None:
+    run_state_machine_as_test(CacheMachine, settings=settings(max_examples=500, stateful_step_count=60))
