@@ -139,7 +139,8 @@ def _fidelity(shown: Demonstration) -> str:
         return "Nothing to choose: every row has room for all the blocks it sees."
     return (
         f"Top-{case.topk} recall against unquantised bf16 scoring, forced blocks left out: {recall.mean:.4f} "
-        f"mean, {recall.worst:.3f} in the worst row ({recall.counted_rows:,} of {case.rows:,} rows have a choice)."
+        f"mean, {recall.worst:.3f} in the worst row "
+        f"({recall.counted_rows:,} of {case.rows:,} rows have a choice)."
     )
 
 

@@ -34,6 +34,7 @@ class ScoreMap:
     request: int
     head: int
     positions: NDArray[np.int64]
+    queries: int
     first_block: int
     scores: NDArray[np.float32]
     selected: NDArray[np.bool_]
@@ -69,6 +70,7 @@ def score_map(
         request=request,
         head=head,
         positions=positions,
+        queries=count,
         first_block=int(shown[0]),
         scores=scores[head, first + rows][:, shown],
         selected=(ids[:, :, None] == shown).any(axis=1),
@@ -133,7 +135,8 @@ def _draw_map(figure: Figure, axes: Any, shown: ScoreMap) -> None:
     axes.set_ylim(extent[2], extent[3])
     ticks = np.unique(np.linspace(0, queries - 1, min(queries, 9)).round().astype(int))
     axes.set_yticks(ticks, [f"{shown.positions[tick]:,}" for tick in ticks])
-    axes.set_ylabel("query position (tokens from the start)")
+    sampled = "" if queries == shown.queries else f"; {queries} of {shown.queries:,} queries, evenly spaced"
+    axes.set_ylabel(f"query position (tokens from the start{sampled})")
     axes.set_xlabel(f"block id ({BLOCK_TOKENS} keys each)")
     bar = figure.colorbar(mesh, ax=axes, pad=0.012, fraction=0.035, extend="both")
     bar.set_label("score: largest q·k of the block's keys (no unit)")

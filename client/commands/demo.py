@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +35,7 @@ def demo(
     from indexer.case import read_case
 
     with one_line_errors(as_json, case):
-        path = str(demo_case() if case is None else case)
+        path = os.path.relpath(demo_case()) if case is None else case
         call = read_case(path)
         with status() as on_step:
             on_step("loading torch")

@@ -50,9 +50,9 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
         console.print(_pairs("versions", versions))
         console.print(_pairs("devices", devices))
         console.print(_backend_table(backends, chosen))
-        verdict = "RIGHT: agrees" if test.ok else "WRONG: does not agree"
+        verdict = "RIGHT: {} agrees" if test.ok else "WRONG: {} does not agree"
         console.print(
-            f"Self-test: {chosen} is {verdict} with the oracle in {test.rows} rows (score error "
+            f"Self-test {verdict.format(chosen)} with the oracle in {test.rows} rows (score error "
             f"{test.max_score_error:.2g} of {test.score_tolerance:.2g} allowed, {test.topk_mismatches} rows "
             f"mismatched, {test.seconds:.2f} s).",
             style="green" if test.ok else "bold red",

@@ -42,10 +42,11 @@ def score(
     from client.terminal import output
     from indexer.case import read_case
     from indexer.case.atomic import save_atomically
-    from indexer.replay import load_case
 
     with one_line_errors(as_json, case):
-        call = read_case(case)
+        call = read_case(case)  # a bad file is told before torch is loaded
+        from indexer.replay import load_case
+
         call = dataclasses.replace(
             call,
             topk=call.topk if topk is None else topk,

@@ -30,7 +30,6 @@ def verify(
     """
     from client.terminal import output, progress
     from indexer.case import read_case
-    from indexer.verify import verify_case
     from kernel.errors import IndexerError
 
     done, failed = [], False
@@ -39,7 +38,10 @@ def verify(
         for name in cases:
             bar.update(task, description=name)
             try:
-                result = verify_case(read_case(name), name, backend, precision=precision.value)
+                case = read_case(name)  # a bad file is told before torch is loaded
+                from indexer.verify import verify_case
+
+                result = verify_case(case, name, backend, precision=precision.value)
             except IndexerError as error:
                 report(error, as_json, name)
                 failed = True
