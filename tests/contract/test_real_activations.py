@@ -65,7 +65,7 @@ def load(path: Path, backend: Backend) -> tuple[Call, dict[str, torch.Tensor], i
 
 @pytest.mark.parametrize("path", case_files(), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_scores_and_selection_are_the_expected_ones(native_backend: Backend, path: Path) -> None:
-    """Outlier channels and heavy tails: scores within the bound, the oracle's bit for bit; the same selection.
+    """Outlier channels, heavy tails: scores within the bound, the oracle's bit for bit; the same selection.
 
     Two blocks may change places only where the bound covers the difference of their scores.
     """

@@ -11,7 +11,7 @@ MAP_NORESERVE = 0x4000
 
 
 def sparse_bytes(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """``[num_bytes]`` uint8: zeros that take memory where they are touched on the CPU, real memory elsewhere."""
+    """``[num_bytes]`` uint8 zeros: on the CPU only what is touched takes memory."""
     if device.type != "cpu":
         return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
