@@ -82,19 +82,18 @@ def _legend(case: Case) -> str:
     if case.local_blocks:
         forced.append(f"the last {case.local_blocks} (local)")
     rule = f"Forced into every row: {' and '.join(forced)}. " if forced else "No block is forced. "
-    return rule + "Block:score, best first."
+    return rule + "A few rows:"
 
 
 def _picks(shown: Demonstration) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for column in ("head", "query at", "sees"):
+    for column in ("request", "head", "position", "blocks seen"):
         table.add_column(column, justify="right")
-    table.add_column("picked")
+    table.add_column("picked (block:score, best first)")
     for head, token in _shown_rows(shown.case):
-        sees = int(shown.num_blocks[token])
-        table.add_row(
-            str(head), f"{_position(shown.case, token):,}", f"{sees} blocks", _picked(shown, head, token)
-        )
+        request, position = _place(shown.case, token)
+        numbers = (request, head, position, int(shown.num_blocks[token]))
+        table.add_row(*(f"{number:,}" for number in numbers), _picked(shown, head, token))
     return table
 
 
@@ -126,9 +125,10 @@ def _shown_rows(case: Case) -> list[tuple[int, int]]:
     return [(i % case.num_heads, token) for i, token in enumerate(tokens)]
 
 
-def _position(case: Case, token: int) -> int:
+def _place(case: Case, token: int) -> tuple[int, int]:
+    """The request of a query token, and its position there."""
     request = int(case.cu_seqlens_q.searchsorted(token, side="right")) - 1
-    return int(case.seq_lens[request]) - int(case.cu_seqlens_q[request + 1]) + token
+    return request, int(case.seq_lens[request]) - int(case.cu_seqlens_q[request + 1]) + token
 
 
 def _fidelity(shown: Demonstration) -> str:
@@ -210,7 +210,12 @@ def report_fields(shown: Demonstration, path: str, picture: Path | None) -> dict
         ],
         "warm_runs": shown.warm_runs,
         "picks": [
-            {"head": head, "position": _position(shown.case, token), "blocks": _row_picks(shown, head, token)}
+            {
+                "request": _place(shown.case, token)[0],
+                "head": head,
+                "position": _place(shown.case, token)[1],
+                "blocks": _row_picks(shown, head, token),
+            }
             for head, token in _shown_rows(shown.case)
         ],
         "picture": None if picture is None else str(picture),
