@@ -12,6 +12,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from indexer.case import Case
@@ -137,7 +138,9 @@ def _draw_map(figure: Figure, axes: Any, shown: ScoreMap) -> None:
     axes.set_yticks(ticks, [f"{shown.positions[tick]:,}" for tick in ticks])
     sampled = "" if queries == shown.queries else f"; {queries} of {shown.queries:,} queries, evenly spaced"
     axes.set_ylabel(f"query position (tokens from the start{sampled})")
-    axes.set_xlabel(f"block id ({BLOCK_TOKENS} keys each)")
+    left_out = f"; {shown.first_block:,} earlier blocks left out" if shown.first_block else ""
+    axes.set_xlabel(f"block id ({BLOCK_TOKENS} keys each{left_out})")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     bar = figure.colorbar(mesh, ax=axes, pad=0.012, fraction=0.035, extend="both")
     bar.set_label("score: largest q·k of the block's keys (no unit)")
     handles = [
