@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client.demonstration import Demonstration, StageTime
+from client.failure import printable
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def print_report(console: Console, shown: Demonstration, path: str, picture: Pat
     elif picture is None:
         where = "No picture: matplotlib is missing; pip install 'nvfp4-indexer[plot]'."
     else:
-        where = f"{picture}: score map of head 0, the selection drawn in."
+        where = f"{printable(str(picture))}: score map of head 0, the selection drawn in."
     section("Picture", Text(where, overflow="fold"))
     console.print(_verdict(shown))
 
@@ -63,7 +64,7 @@ def _explanation(shown: Demonstration, path: str) -> str:
         )
     requests = "one request" if case.batch == 1 else f"{case.batch} requests"
     return (
-        f"{path}: {requests}, {case.total_q:,} query tokens, {case.num_heads} index heads.\n"
+        f"{printable(path)}: {requests}, {case.total_q:,} query tokens, {case.num_heads} index heads.\n"
         + (f"{case.source}\n" if case.source else "")
         + f"{keys} Every row (a query token and a head) scores each block of 128 keys it may see by its best "
         f"q.k, and keeps the {case.topk} best blocks, which is all that attention then reads. "

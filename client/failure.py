@@ -30,9 +30,9 @@ def one_line_errors(as_json: bool, case: str | None = None) -> Iterator[None]:
 
 def report(error: IndexerError | OSError, as_json: bool, case: str | None = None) -> None:
     """Print an error as one line on stderr, naming the case it happened in."""
-    message = " ".join(_message(error).split())
-    if case is not None and case not in message:
-        message = f"{case}: {message}"
+    message = printable(_message(error))
+    if case is not None and printable(case) not in message:
+        message = f"{printable(case)}: {message}"
     if not as_json:
         print(f"error: {message}", file=sys.stderr)
         return
@@ -43,6 +43,11 @@ def report(error: IndexerError | OSError, as_json: bool, case: str | None = None
         if hasattr(error, name):
             fields[name] = str(getattr(error, name))
     print(json.dumps(fields), file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """A text as one line without anything that steers a terminal: file names may hold any byte."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def _message(error: IndexerError | OSError) -> str:

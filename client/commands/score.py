@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from client.failure import one_line_errors
+from client.failure import one_line_errors, printable
 from client.options import BackendOption, JsonOption, Order, Precision, PrecisionOption
 
 FORMAT = "nvfp4-indexer-scores"
@@ -93,4 +93,6 @@ def score(
     )
     console.print("  ".join(f"{stage} {1e3 * seconds:.1f} ms" for stage, seconds in timings.items()))
     if out is not None:
-        console.print(f"wrote {out}: scores, block_ids, num_blocks", markup=False, soft_wrap=True)
+        console.print(
+            f"wrote {printable(str(out))}: scores, block_ids, num_blocks", markup=False, soft_wrap=True
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.failure import FAILURE, MISMATCH, report
+from client.failure import FAILURE, MISMATCH, printable, report
 from client.options import BackendOption, JsonOption, Precision, PrecisionOption
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def verify(
     with progress() as bar:
         task = bar.add_task("verify", total=len(cases))
         for name in cases:
-            bar.update(task, description=name)
+            bar.update(task, description=printable(name))
             try:
                 case = read_case(name)  # a bad file is told before torch is loaded
                 from indexer.verify import verify_case
@@ -72,7 +72,7 @@ def _table(done: list[Verification]) -> object:
     for result in done:
         table.add_row(
             Text("ok", "green") if result.ok else Text("WRONG", "bold red"),
-            Text(result.case),
+            Text(printable(result.case)),
             result.backend,
             str(result.rows),
             f"{result.max_score_error:.2g} / {result.score_tolerance:.2g}",

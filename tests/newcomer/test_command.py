@@ -144,7 +144,7 @@ def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
     write_case(case, path)
     result = call("verify", path)
     assert result.exit_code == 2
-    assert "[3, 5]" in result.stderr
+    assert "index_k[3, 5] = nan" in result.stderr
     assert str(path) in result.stderr
 
 
@@ -340,3 +340,17 @@ def test_text_of_a_hostile_case_does_not_reach_the_terminal(tmp_path: Path) -> N
     result = call("demo", path, "--picture", tmp_path / "x.png")
     assert result.exit_code == 0
     assert "[bold red]x[/] [link=file:///]y" in " ".join(result.stdout.split())
+
+
+def test_file_name_of_any_bytes_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/a\x1b[2J\nb\xff.safetensors")
+    write_case(small_case(), path)
+    done = spawn("verify", path, path + "x", "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["case"] == path
+    assert json.loads(done.stderr)["case"] == path + "x"
+    people = spawn("verify", path, path + "x")
+    assert people.returncode == 2
+    assert "\x1b" not in people.stdout + people.stderr
+    assert len(people.stderr.splitlines()) == 1
+    assert "Traceback" not in people.stderr
