@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -46,6 +47,7 @@ def rounded(value: Fraction) -> int:
     return min(range(NAN), key=lambda octet: (abs(e4m3(octet) - value), octet % 2))
 
 
+@functools.cache
 def expected_lut() -> list[list[int]]:
     """256 x 8 by rational arithmetic."""
     return [[rounded(m * e4m3(s & 0x7F)) if s & 0x7F != NAN else 0 for m in E2M1] for s in range(256)]
