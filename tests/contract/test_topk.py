@@ -118,6 +118,14 @@ def test_ids_are_head_major(backend: Backend, heads: int, total_q: int, order: O
     assert_same_bits(topk_of(backend, scores, num_blocks, 16, order), expected)
 
 
+def test_many_rows(native_backend: Backend) -> None:
+    """A backend that takes rows in chunks goes on where it stopped: half a million cells, rows of any length."""
+    generator = torch.Generator().manual_seed(2)
+    scores = torch.randint(0, 50, (2, 901, 600), generator=generator).float()
+    num_blocks = torch.randint(0, 601, (901,), dtype=torch.int32, generator=generator)
+    assert_selected(native_backend, scores, num_blocks, 16)
+
+
 def test_strided_scores(backend: Backend) -> None:
     """Scores may be a view with stride(2) == 1; what lies around it never wins."""
     generator = torch.Generator().manual_seed(1)
