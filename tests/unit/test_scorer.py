@@ -1,59 +1,17 @@
-"""IndexScorer against the oracle behind the same calls, and what a caller can rely on."""
+"""IndexScorer against the oracle behind the same calls, against sums by hand, and on its callers' terms."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import threading
 
 import pytest
 import torch
 
-from indexer import IndexerConfig, IndexScorer, InvalidArgumentError
-from indexer.pipeline import MAX_DECODE_QUERIES
+from indexer import IndexerConfig, IndexScorer
 from kernel.backends.base import Order
-from kernel.backends.cpu import CpuBackend
-from kernel.batch import ScoreBatch
 from kernel.page import PAGE_BYTES
 from tests.support.compare import assert_same_bits
-
-LENGTHS = [(700, 40), (2305, 3), (129, 129), (5, 0), (1, 1), (300, 17), (256, 16)]
-"""Tokens and queries of each sequence: prefill, decode, no queries, more blocks than are selected."""
-
-
-def exact(generator: torch.Generator, *shape: int) -> torch.Tensor:
-    """Values of E2M1 that use its largest in each group of 16: no rounding anywhere, and ties."""
-    magnitudes = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-    values = magnitudes[torch.randint(8, shape, generator=generator)]
-    values *= torch.randint(2, shape, generator=generator) * 2 - 1
-    values[..., ::16] = 6.0
-    return values.bfloat16()
-
-
-def new_scorer(backend: str = "cpu", heads: int = 4, num_pages: int = 64, **changed: int) -> IndexScorer:
-    fields = {"topk_blocks": 5, "local_blocks": 0, **changed}
-    return IndexScorer(IndexerConfig(heads, num_pages, backend=backend, **fields))  # type: ignore[arg-type]
-
-
-def filled(scorer: IndexScorer, seed: int = 0) -> list[int]:
-    """Sequences of the lengths above, whose pages lie in no order and past a gap."""
-    generator = torch.Generator().manual_seed(seed)
-    gap = scorer.add_sequence()
-    scorer.append_keys(gap, exact(generator, 900, 128))
-    seqs = [scorer.add_sequence() for _ in LENGTHS]
-    keys = [exact(generator, tokens, 128) for tokens, _ in LENGTHS]
-    for start in range(0, 2305, 200):
-        for seq, seq_keys in zip(reversed(seqs), reversed(keys)):
-            scorer.append_keys(seq, seq_keys[start : start + 200])
-    return seqs
-
-
-def all_queries(heads: int) -> torch.Tensor:
-    total = sum(queries for _, queries in LENGTHS)
-    return exact(torch.Generator().manual_seed(9), total, heads, 128)
-
-
-QUERY_LENS = [queries for _, queries in LENGTHS]
+from tests.support.filled_scorer import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
 
 
 @pytest.mark.parametrize("order", ["score", "block"])
@@ -238,30 +196,6 @@ def test_score_paged_equals_score_and_touches_nothing() -> None:
         assert torch.equal(tensor, copy)
 
 
-def test_long_requests_take_prefill_and_short_ones_decode(monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = new_scorer()
-    seqs = filled(scorer)
-    lengths: dict[str, list[int]] = {}
-
-    def spy(name: str) -> None:
-        real = getattr(CpuBackend, name)
-
-        def call(self: CpuBackend, batch: ScoreBatch, *rest: object) -> object:
-            lengths[name] = [request.query_len for request in batch.requests]
-            return real(self, batch, *rest)
-
-        monkeypatch.setattr(CpuBackend, name, call)
-
-    for name in ("score_prefill", "score_decode", "select"):
-        spy(name)
-    scorer.score(all_queries(4), seqs, QUERY_LENS)
-    assert MAX_DECODE_QUERIES == 16
-    assert lengths == {"score_decode": [3, 1, 16], "score_prefill": [40, 129, 17]}
-    lengths.clear()
-    scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
-    assert lengths == {"select": QUERY_LENS}
-
-
 @pytest.mark.parametrize("block", [0, 500, 1022])
 def test_a_needle_in_a_long_context_is_found(block: int) -> None:
     generator = torch.Generator().manual_seed(block)
@@ -279,75 +213,3 @@ def test_a_needle_in_a_long_context_is_found(block: int) -> None:
         assert result.block_ids[head, 1, :2].tolist() == [1023, needle], "the local block, then the needle"
         assert int(result.scores[head, 1, :1023].argmax()) == needle
         assert needle not in result.block_ids[head, 1, 2:].tolist()
-
-
-def test_a_result_names_its_stages_and_cannot_be_changed() -> None:
-    scorer = new_scorer()
-    seq = filled(scorer)[0]
-    q = all_queries(4)[:3]
-    with_scores, without = scorer.score(q, [seq]), scorer.score(q, [seq], return_scores=False)
-    assert list(with_scores.timings) == ["check", "quantize_query", "score", "topk"]
-    assert list(without.timings) == ["check", "quantize_query", "select"]
-    assert all(0 < seconds < 60 for seconds in dict(with_scores.timings).values())
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        with_scores.backend = "other"  # type: ignore[misc]
-
-
-def test_results_do_not_change_with_the_next_call() -> None:
-    scorer = new_scorer()
-    seq = filled(scorer)[0]
-    first = scorer.score(all_queries(4)[:3], [seq])
-    assert first.scores is not None
-    ids, scores = first.block_ids.clone(), first.scores.clone()
-    scorer.score(-all_queries(4)[:3], [seq])
-    assert_same_bits(first.block_ids, ids)
-    assert_same_bits(first.scores, scores)
-
-
-def test_threads_take_turns() -> None:
-    scorer = new_scorer(num_pages=400)
-    made: list[tuple[int, int]] = []
-
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(5):
-            seq = scorer.add_sequence()
-            for _ in range(5):
-                scorer.append_keys(seq, exact(generator, 70, 128))
-            scorer.free_sequence(scorer.fork_sequence(seq))
-            made.append((seq, seed))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(made) == 20
-    assert scorer.num_free_pages == 400 - 20 * 3
-    tables = [page for seq, _ in made for page in scorer.block_table(seq).tolist()]
-    assert len(set(tables)) == len(tables)
-
-
-@pytest.mark.parametrize("known_beforehand", [True, False])
-def test_scores_that_do_not_fit_are_refused_with_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, known_beforehand: bool
-) -> None:
-    scorer = new_scorer()
-    seq = filled(scorer)[0]
-    q = all_queries(4)[:3]
-    ids = scorer.score(q, [seq]).block_ids
-
-    def no_memory(*_: object, **__: object) -> None:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    if known_beforehand:
-        monkeypatch.setattr("indexer.score_buffer.memory_bytes", lambda _: 4 * 4 * 3 * 6 - 1)
-    else:
-        monkeypatch.setattr("indexer.score_buffer.torch.empty", no_memory)
-    message = (
-        r"return_scores = True: scores \[4, 3, 6\] take 288 bytes, which cpu does not have; pass return_sc"
-    )
-    with pytest.raises(InvalidArgumentError, match=message):
-        scorer.score(q, [seq])
-    monkeypatch.undo()
-    assert_same_bits(scorer.score(q, [seq], return_scores=False).block_ids, ids)
