@@ -19,11 +19,11 @@ PIPE_WIDTH = 110
 """Columns of text that does not go to a terminal."""
 
 
-def output() -> Console:
+def output(pipe_width: int = PIPE_WIDTH) -> Console:
     """The console of results."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = PIPE_WIDTH
+        console.width = pipe_width
     return console
 
 

@@ -11,6 +11,9 @@ import typer
 from client.failure import FAILURE, MISMATCH, printable, report
 from client.options import BackendOption, JsonOption, Precision, PrecisionOption
 
+WIDE = 240
+"""Columns that hold a row with a long file name, where no terminal sets the width."""
+
 if TYPE_CHECKING:
     from indexer.verify import Verification
 
@@ -51,7 +54,7 @@ def verify(
                     print(json.dumps(dataclasses.asdict(result)), flush=True)
             bar.advance(task)
     if done and not as_json:
-        output().print(_table(done))
+        output(pipe_width=WIDE).print(_table(done))
     if failed:
         raise typer.Exit(FAILURE)
     if not all(result.ok for result in done):
@@ -67,7 +70,7 @@ def _table(done: list[Verification]) -> object:
     table.add_column("")
     table.add_column("case", overflow="fold")
     table.add_column("backend")
-    for column in ("rows", "score error / allowed", "rows mismatched", "seconds"):
+    for column in ("rows", "error / allowed", "wrong rows", "seconds"):
         table.add_column(column, justify="right")
     for result in done:
         table.add_row(
