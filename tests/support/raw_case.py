@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -53,3 +53,10 @@ def join(header: Mapping[str, Any] | bytes, tail: bytes) -> bytes:
 def small_parts() -> tuple[dict[str, Any], bytes]:
     """Header and tail of a valid small case."""
     return split(encode_case(small_case()))
+
+
+def edit(change: Callable[[dict[str, Any]], object]) -> bytes:
+    """A valid small case after a change of its header."""
+    header, tail = small_parts()
+    change(header)
+    return join(header, tail)
