@@ -41,8 +41,8 @@ def score_bounds(batch: ScoreBatch) -> NDArray[np.float64]:
 
 def _queries(batch: ScoreBatch) -> NDArray[np.float64]:
     """Head-major query values, ``[H, total_q, 128]``."""
-    octets: NDArray[np.uint8] = batch.q.view(torch.uint8).numpy()
-    return e4m3_values(octets).transpose(1, 0, 2)
+    queries: NDArray[np.float64] = e4m3_values(batch.q.view(torch.uint8).numpy()).transpose(1, 0, 2)
+    return queries
 
 
 def _rows(request: Request) -> slice:
