@@ -1,0 +1,124 @@
+"""Runs a case several times and says where the time went."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from indexer.case import Case
+from indexer.case_scorer import CaseScorer
+from indexer.replay import flop
+from indexer.stages import StageTimes
+from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
+from server.models import Floor, Profile, StageMs
+from server.options import ProfileOptions
+from server.peaks import Peaks, measured_peaks
+
+_DEVICE_STAGES = ("score", "topk", "select")
+"""Stages that the floor is compared with."""
+_CPU_FLUSH_BYTES, _GPU_FLUSH_BYTES = 1 << 28, 1 << 29
+"""Larger than any last-level cache."""
+
+
+def profile_case(scorer: CaseScorer, case: Case, options: ProfileOptions) -> str:
+    """Profile a case: a :class:`server.models.ProfileReply` as JSON.
+
+    Raises:
+        InvalidArgumentError: as :meth:`indexer.case_scorer.CaseScorer.score`.
+    """
+    device = scorer.device
+    flush = _flush_buffer(device) if options.cache == "cold" else None
+    _run(scorer, case, options, flush)
+    runs = [_run(scorer, case, options, flush) for _ in range(options.repeats)]
+    device_seconds = statistics.median(sum(run.get(name, 0.0) for name in _DEVICE_STAGES) for run in runs)
+    work, moved = flop(case), bytes_moved(case, scores=options.scores)
+    peaks = measured_peaks(device)
+    floor = _floor(work, moved, peaks)
+    profile = Profile(
+        backend=scorer.backend,
+        device=str(device),
+        precision=scorer.precision,
+        cache=options.cache,
+        repeats=options.repeats,
+        num_heads=case.num_heads,
+        total_q=case.total_q,
+        batch=case.batch,
+        longest_context=int(case.seq_lens.max(initial=0)),
+        stages=[_stage(name, [run[name] for run in runs]) for name in runs[0]],
+        device_ms=1e3 * device_seconds,
+        flop=work,
+        bytes=moved,
+        tflops=work / device_seconds / 1e12 if device_seconds else 0.0,
+        tbps=moved / device_seconds / 1e12 if device_seconds else 0.0,
+        floor=floor,
+        times_floor=1e3 * device_seconds / max(floor.compute_ms, floor.memory_ms, 1e-9),
+    )
+    text = profile.model_dump_json()
+    trace = _trace(scorer, case, options) if options.trace else "null"
+    return f'{text[:-1]},"trace":{trace}}}'
+
+
+def bytes_moved(case: Case, *, scores: bool) -> int:
+    """Bytes that scoring must move: each page in use and the queries in, block ids and any scores out."""
+    with_queries = case.query_lens > 0
+    blocks = -(-case.seq_lens.astype(np.int64) // BLOCK_TOKENS) * with_queries
+    num_pages = int(blocks.sum())
+    if case.block_table is not None:
+        used = np.arange(case.block_table.shape[1]) < blocks[:, None]
+        num_pages = np.unique(case.block_table[used]).size
+    cells = case.rows * case.num_score_blocks if scores else 0
+    queries = case.index_q.size  # one byte a value: scored as E4M3
+    return num_pages * PAGE_BYTES + queries + 4 * cells + 4 * case.rows * case.topk
+
+
+def _run(
+    scorer: CaseScorer, case: Case, options: ProfileOptions, flush: torch.Tensor | None
+) -> dict[str, float]:
+    times = StageTimes(scorer.device)
+    batch = scorer.batch(case, case.init_blocks, case.local_blocks, times)
+    if flush is not None:
+        flush.add_(1)
+    scorer.run(batch, topk=case.topk, order="score", times=times, return_scores=options.scores)
+    return dict(times)
+
+
+def _floor(work: int, moved: int, peaks: Peaks) -> Floor:
+    compute, memory = work / peaks.flop_per_second, moved / peaks.bytes_per_second
+    return Floor(
+        tflops=peaks.flop_per_second / 1e12,
+        tbps=peaks.bytes_per_second / 1e12,
+        source=peaks.source,
+        compute_ms=1e3 * compute,
+        memory_ms=1e3 * memory,
+        bound_by="compute" if compute > memory else "memory",
+    )
+
+
+def _stage(name: str, seconds: list[float]) -> StageMs:
+    return StageMs(
+        stage=name,
+        median_ms=1e3 * statistics.median(seconds),
+        min_ms=1e3 * min(seconds),
+        max_ms=1e3 * max(seconds),
+    )
+
+
+def _flush_buffer(device: torch.device) -> torch.Tensor:
+    size = _GPU_FLUSH_BYTES if device.type == "cuda" else _CPU_FLUSH_BYTES
+    return torch.zeros(size, dtype=torch.uint8, device=device)
+
+
+def _trace(scorer: CaseScorer, case: Case, options: ProfileOptions) -> str:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if scorer.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profiler:
+        _run(scorer, case, options, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        return path.read_text(encoding="utf-8")
