@@ -92,11 +92,11 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The keys as they are scored: exactly the E4M3 values.
 
     Args:
-        codes: ``[..., 64]`` uint8, of pages by :func:`kernel.page.codes_of`.
-        scales: ``[..., 8]`` uint8, of pages by :func:`kernel.page.scales_of`.
+        codes: ``[..., 8 * G]`` uint8, eight bytes a group; of pages by :func:`kernel.page.codes_of`.
+        scales: ``[..., G]`` uint8; of pages by :func:`kernel.page.scales_of`.
 
     Returns:
-        ``[..., 128]`` float32.
+        ``[..., 16 * G]`` float32.
     """
     nibbles = torch.stack((codes & 0xF, codes >> 4), dim=-1).reshape(*scales.shape, GROUP_DIMS)
     lut = build_lut(codes.device).flatten()

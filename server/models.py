@@ -90,7 +90,7 @@ class RouteLatency(BaseModel):
 class CallHead(BaseModel):
     """One index head's part of the score map."""
 
-    cells: str = Field(description="Base64, one byte a cell: 0 past nb, 1..254 the score, 255 forced.")
+    cells: str = Field(description="Base64, one byte a cell: 0 past nb, 1..254 the score's rank, 255 forced.")
     selected: list[list[int]] = Field(description="Columns that each row selected.")
 
 

@@ -18,7 +18,7 @@ MAX_COLUMNS = 512
 MAX_COPIED = 1 << 20
 """Most score cells that are kept of a call: fewer rows of a long context."""
 INVISIBLE, LOWEST, HIGHEST, FORCED = 0, 1, 254, 255
-"""Bytes of a drawn cell: past the row's ``nb``, the range of scores, a sentinel."""
+"""Bytes of a drawn cell: past the row's ``nb``, ranks of scores, a sentinel."""
 _SENTINEL = 1e28
 
 
@@ -103,11 +103,11 @@ def _levels(scores: NDArray[np.float32], visible: NDArray[np.bool_]) -> NDArray[
     computed = visible & ~forced & np.isfinite(scores)
     levels = np.full(scores.shape, INVISIBLE, dtype=np.uint8)
     if computed.any():
-        values = scores[computed].astype(np.float64)
-        low, high = np.quantile(values, (0.01, 0.99))
-        span = max(high - low, 1e-30)
-        place = np.clip((values - low) / span, 0.0, 1.0)
-        levels[computed] = (LOWEST + place * (HIGHEST - LOWEST)).round().astype(np.uint8)
+        # By rank: a few blocks that everything attends to would leave the others one colour.
+        values = scores[computed]
+        ordered = np.sort(values)
+        place = np.searchsorted(ordered, values) / max(1, values.size - 1)
+        levels[computed] = (LOWEST + np.minimum(place, 1.0) * (HIGHEST - LOWEST)).round().astype(np.uint8)
     levels[forced & visible] = FORCED
     return levels
 

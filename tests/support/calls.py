@@ -27,7 +27,7 @@ from tests.support.page_bytes import (
 Values = Literal["exact", "bytes", "inexact"]
 """Which queries and scale bytes a call has.
 
-``exact``: queries are multiples of 1/2 up to 4, scales 2^-2 to 3.75 of either sign with some zero and NaN ones.
+``exact``: queries are multiples of 1/2 up to 4, scales +-2^-2 to 3.75 with some zero and NaN ones.
 ``bytes``: queries are 32 values of +-1 among zeros, scale bytes are any byte.
 ``inexact``: any byte everywhere, but NaN in queries.
 In the first two every partial sum is a multiple of 2^-9 below 2^14, so fp32 holds it exactly.

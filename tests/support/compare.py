@@ -38,7 +38,7 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def assert_within_bounds(scores: torch.Tensor, call: Call, precision: Precision) -> None:
-    """Fail unless scores lie within the contract's bound of the oracle's, and sentinels and -inf are equal."""
+    """Fail unless scores lie within the bound of the oracle's, and sentinels and -inf are equal."""
     expected, actual = oracle_scores(call), scores
     assert actual.shape == expected.shape
     computed = torch.isfinite(expected) & (expected.abs() < 1e28)

@@ -44,11 +44,13 @@ class CpuBackend:
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
-        for request in batch.requests:
-            rows = scores[:, request.query_start : request.query_start + request.query_len]
-            rows[:, :, request.num_blocks :] = -torch.inf
-            for part in self._scorer.parts(batch, request):
-                rows[:, part.tokens, part.blocks] = part.scores.permute(2, 1, 0)
+        for chunk in self._scorer.chunks(batch):
+            rows = scores[:, chunk.tokens]
+            end = 0
+            for part in chunk.parts:
+                end = part.first_block + part.scores.shape[0]
+                rows[:, :, part.first_block : end] = part.scores.permute(2, 1, 0)
+            rows[:, :, end:] = -torch.inf
 
     score_decode = score_prefill
     """One path: a row's bits are the same because the code is."""
@@ -61,14 +63,9 @@ class CpuBackend:
 
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         """See :meth:`kernel.backends.base.Backend.select`."""
-        for request in batch.requests:
-            rows = block_ids[:, request.query_start : request.query_start + request.query_len]
-            running: RunningTopk | None = None
-            for part in self._scorer.parts(batch, request):
-                if part.blocks.start == 0:
-                    running = RunningTopk(part.scores.shape[1] * part.scores.shape[2], block_ids.shape[2])
-                assert running is not None  # noqa: S101 - parts start at block 0
-                running.add(part.scores.flatten(1), part.num_blocks_of_rows, part.blocks.start)
-                if part.is_last:
-                    ids = running.block_ids(order).view(*part.scores.shape[1:], -1)
-                    rows[:, part.tokens] = ids.transpose(0, 1)
+        heads, _, k = block_ids.shape
+        for chunk in self._scorer.chunks(batch):
+            running = RunningTopk(chunk.num_blocks.repeat_interleave(heads), k)
+            for part in chunk.parts:
+                running.add(part.scores.flatten(1))
+            block_ids[:, chunk.tokens] = running.block_ids(order).view(-1, heads, k).transpose(0, 1)

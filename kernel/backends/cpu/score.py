@@ -1,8 +1,9 @@
-"""Block scores of a request, a bounded part at a time.
+"""Block scores of a batch, a bounded part at a time.
 
-A part is a chunk of query tokens times a group of blocks. Its keys are dequantised once, then multiplied tile
-by tile (``keys @ queries^T``: tokens down, rows across, so that the maximum over a block's tokens runs over
-whole vectors), and only blocks that some row of the tile sees are multiplied.
+A chunk is some consecutive query tokens of a request, a part is a chunk and a group of its blocks. A group's
+keys are dequantised once, then multiplied tile by tile (``keys @ queries^T``: tokens down, rows across, so
+that the maximum over a block's tokens runs over whole vectors); blocks that no row of a tile sees are left
+out.
 """
 
 from __future__ import annotations
@@ -12,74 +13,87 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel.backends.cpu.gemm import BLOCK_TILE, GemmTiles
+from kernel.backends.cpu.gemm import MAX_GROUP_BLOCKS, RowTiles, TileScorer, group_blocks
 from kernel.backends.cpu.keys import KeyReader, build_pair_table
-from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
+from kernel.batch import INIT_SCORE, LOCAL_SCORE, ScoreBatch
 from kernel.page import BLOCK_TOKENS, blocks_of
 
-GROUP_BLOCKS = 16
-"""Blocks dequantised at a time: 1 MiB of keys."""
 CHUNK_ROWS = 4096
-"""Most rows of a part."""
+"""Most rows of a chunk: a group's keys are dequantised once for all of them."""
 
 
 @dataclass(frozen=True)
 class ScorePart:
-    """Final scores of some query tokens and some blocks."""
+    """Scores of a chunk's rows and some blocks: sentinels in, -inf at and past a row's ``nb``."""
 
-    tokens: slice
-    """Query tokens, counted within the request."""
-    blocks: slice
+    first_block: int
     scores: torch.Tensor
     """``[blocks, tokens, H]`` float32."""
-    num_blocks_of_rows: torch.Tensor
-    """``[tokens * H]``: ``nb`` of each row."""
-    is_last: bool
-    """Whether no further blocks of these tokens follow."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some consecutive query tokens of a request."""
+
+    tokens: slice
+    """The tokens' places in ``q``."""
+    num_blocks: torch.Tensor
+    """``[tokens]`` int64: ``nb`` of each token."""
+    parts: Iterator[ScorePart]
+    """Block 0 first, up to the last block that a token sees. To be consumed before the next chunk."""
 
 
 class Scorer:
-    """Scores requests part by part."""
+    """Scores batches chunk by chunk. Holds tables only, so threads may share it."""
 
     def __init__(self) -> None:
-        self._tiles = GemmTiles()
-        self._pair_table = build_pair_table()
+        self._row_tiles = RowTiles()
+        self._pair_table = build_pair_table(self._row_tiles.dtype)
 
-    def parts(self, batch: ScoreBatch, request: Request) -> Iterator[ScorePart]:
-        """Scores of a request: token chunk after token chunk, and the blocks of each in order from 0.
-
-        Together the parts of a chunk cover the blocks that its last token sees; sentinels are in, and cells
-        at and past a row's ``nb`` are -inf.
-        """
-        H = batch.num_heads
-        reader = KeyReader(self._pair_table, min(GROUP_BLOCKS, request.num_blocks))
-        page_ids = batch.block_table[request.table_row, : request.num_blocks].long()
-        for start in range(0, request.query_len, CHUNK_ROWS // H):
-            end = min(start + CHUNK_ROWS // H, request.query_len)
-            positions = torch.arange(request.prefix_len + start, request.prefix_len + end)
-            queries = batch.q[request.query_start + start : request.query_start + end].flatten(0, 1)
-            tiles = self._tiles.split(queries, positions.repeat_interleave(H))
-            num_blocks = positions // BLOCK_TOKENS + 1
-            last_block = blocks_of(request.prefix_len + end)
-            for first in range(0, last_block, GROUP_BLOCKS):
-                stop = min(first + GROUP_BLOCKS, last_block)
-                keys = reader.read(batch.pages, page_ids[first:stop])
-                scores = torch.full((stop - first, (end - start) * H), -torch.inf)
-                for tile in tiles:
-                    seen = min(stop, tile.last_position // BLOCK_TOKENS + 1)
-                    for block in range(first, seen, BLOCK_TILE):
-                        blocks = slice(block - first, min(block + BLOCK_TILE, seen) - first)
-                        tokens = slice(blocks.start * BLOCK_TOKENS, blocks.stop * BLOCK_TOKENS)
-                        tile.block_scores(keys[tokens], block * BLOCK_TOKENS, out=scores[blocks, tile.rows])
-                scores = scores.view(stop - first, end - start, H)
-                _force(scores, first, num_blocks, batch.init_blocks, batch.local_blocks)
-                yield ScorePart(
-                    tokens=slice(start, end),
-                    blocks=slice(first, stop),
-                    scores=scores,
-                    num_blocks_of_rows=num_blocks.repeat_interleave(H),
-                    is_last=stop == last_block,
+    def chunks(self, batch: ScoreBatch) -> Iterator[Chunk]:
+        """Every query token of the batch's requests, in chunks."""
+        reader = KeyReader(self._pair_table, min(MAX_GROUP_BLOCKS, batch.num_score_blocks))
+        tile_scorer = TileScorer(self._row_tiles.dtype)
+        chunk_tokens = CHUNK_ROWS // batch.num_heads
+        for request in batch.requests:
+            page_ids = batch.block_table[request.table_row, : request.num_blocks].long()
+            for start in range(0, request.query_len, chunk_tokens):
+                end = min(start + chunk_tokens, request.query_len)
+                tokens = slice(request.query_start + start, request.query_start + end)
+                first = request.prefix_len + start
+                num_blocks = torch.arange(first, first + end - start) // BLOCK_TOKENS + 1
+                yield Chunk(
+                    tokens=tokens,
+                    num_blocks=num_blocks,
+                    parts=self._parts(batch, tokens, first, page_ids, num_blocks, reader, tile_scorer),
                 )
+
+    def _parts(
+        self,
+        batch: ScoreBatch,
+        tokens: slice,
+        first_position: int,
+        page_ids: torch.Tensor,
+        num_blocks: torch.Tensor,
+        reader: KeyReader,
+        tile_scorer: TileScorer,
+    ) -> Iterator[ScorePart]:
+        queries = batch.q[tokens].flatten(0, 1)
+        tiles = self._row_tiles.split(queries, first_position, batch.num_heads)
+        last_block = blocks_of(first_position + num_blocks.shape[0])
+        group = group_blocks(max(tile.queries.shape[1] for tile in tiles))
+        for first in range(0, last_block, group):
+            stop = min(first + group, last_block)
+            keys = reader.read(batch.pages, page_ids[first:stop])
+            scores = torch.full((stop - first, queries.shape[0]), -torch.inf)
+            for tile in tiles:
+                seen = min(stop, blocks_of(tile.last_position + 1)) - first
+                if seen > 0:
+                    seen_keys = keys[: seen * BLOCK_TOKENS]
+                    tile_scorer.score(tile, seen_keys, first * BLOCK_TOKENS, out=scores[:seen, tile.rows])
+            by_head = scores.view(stop - first, -1, batch.num_heads)
+            _force(by_head, first, num_blocks, batch.init_blocks, batch.local_blocks)
+            yield ScorePart(first, by_head)
 
 
 def _force(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor, init: int, local: int) -> None:

@@ -16,8 +16,8 @@ from kernel.backends.base import Order
 ABSENT = torch.iinfo(torch.int64).min
 """The packed key of no block: below every block's key, that of a score of -inf included."""
 _MAX_ID = (1 << 31) - 1
-_CHUNK_CELLS = 1 << 20
-"""Score cells packed at a time: 8 MiB of keys."""
+_CHUNK_CELLS = 1 << 18
+"""Score cells packed at a time: 2 MiB of keys."""
 _PENDING_BLOCKS = 256
 """Blocks a running selection collects before it selects again."""
 
@@ -74,26 +74,28 @@ def select_topk(
 
 
 class RunningTopk:
-    """The best ``k`` blocks of some rows whose scores come a few blocks at a time."""
+    """The best ``k`` blocks of some rows whose scores come a few blocks at a time, from block 0 on.
 
-    def __init__(self, rows: int, k: int) -> None:
-        self._k = k
+    Args:
+        num_blocks: ``[rows]`` integers, the causal blocks of each row.
+        k: blocks to select.
+    """
+
+    def __init__(self, num_blocks: torch.Tensor, k: int) -> None:
+        rows = num_blocks.shape[0]
+        self._num_blocks = num_blocks
         self._best = torch.full((rows, k), ABSENT)
-        self._pending: list[torch.Tensor] = []
-        self._pending_blocks = 0
+        self._pending = torch.empty((min(_PENDING_BLOCKS, int(num_blocks.max())), rows))
+        self._first_pending = 0
+        self._num_pending = 0
 
-    def add(self, scores: torch.Tensor, num_blocks: torch.Tensor, first_block: int) -> None:
-        """Take in the scores of further blocks.
-
-        Args:
-            scores: ``[blocks, rows]`` float32.
-            num_blocks: ``[rows]`` integers, the row's causal blocks.
-            first_block: block id of ``scores[0]``.
-        """
-        self._pending.append(pack(scores.t().contiguous(), first_block, num_blocks))
-        self._pending_blocks += scores.shape[0]
-        if self._pending_blocks >= _PENDING_BLOCKS:
+    def add(self, scores: torch.Tensor) -> None:
+        """Take in the scores of the next blocks, at most 256: ``[blocks, rows]`` float32."""
+        if self._num_pending + scores.shape[0] > self._pending.shape[0]:
             self._reduce()
+        end = self._num_pending + scores.shape[0]
+        self._pending[self._num_pending : end] = scores
+        self._num_pending = end
 
     def block_ids(self, order: Order) -> torch.Tensor:
         """The selection so far: ``[rows, k]`` int32."""
@@ -101,7 +103,9 @@ class RunningTopk:
         return unpack(self._best, order)
 
     def _reduce(self) -> None:
-        if self._pending:
-            self._best = best(torch.cat((self._best, *self._pending), dim=1), self._k)
-            self._pending.clear()
-            self._pending_blocks = 0
+        # One transposed copy of many blocks: torch has a fast path for it, which a few columns do not take.
+        scores = self._pending[: self._num_pending].t().contiguous()
+        keys = pack(scores, self._first_pending, self._num_blocks)
+        self._best = best(torch.cat((self._best, keys), dim=1), self._best.shape[1])
+        self._first_pending += self._num_pending
+        self._num_pending = 0

@@ -26,7 +26,7 @@ def quantize_keys(keys: ArrayLike) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
         Codes ``[n, dims]``, one E2M1 code a byte, and scale bytes ``[n, dims / 16]``.
     """
     keys = np.asarray(keys, dtype=np.float64)
-    groups = keys.reshape(len(keys), -1, GROUP_DIMS)
+    groups = keys.reshape(len(keys), keys.shape[1] // GROUP_DIMS, GROUP_DIMS)
     largest = np.abs(groups).max(axis=2)
     scale_bytes = e4m3_bytes(np.clip(largest / 6, E4M3_MIN, E4M3_MAX))
     # A product of two short significands: exact, so that "strictly exceeds" is decided on true values.
