@@ -38,7 +38,7 @@ class LiveServer:
         ready: bool = True,
         module: str = "server",
     ) -> None:
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the server runs
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NVFP4_INDEXER_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, "--port", "0", *flags],
@@ -52,6 +52,7 @@ class LiveServer:
                 self._wait_for("ready")
         except BaseException:
             self.kill()
+            self._log.close()
             raise
 
     def __enter__(self) -> LiveServer:
