@@ -27,6 +27,7 @@ from server.state import ServerState
 from server.warmup import prepared_engine
 from server.worker import Worker
 
+_LAST_CALL_SECONDS = 5.0
 _log = structlog.get_logger("server")
 
 
@@ -45,8 +46,9 @@ def create_app(settings: Settings) -> ASGIApp:
         yield
         warming.cancel()
         _log.info("draining", waiting=state.worker.waiting)
-        await state.worker.stop()
-        _log.info("stopped")
+        # Requests had their time before this; only a call whose client is gone can still run.
+        ended = await state.worker.stop(_LAST_CALL_SECONDS)
+        _log.info("stopped", device_idle=ended)
 
     app = FastAPI(title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = state

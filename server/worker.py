@@ -69,13 +69,14 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    async def stop(self) -> None:
-        """Run what waits, then end the thread."""
+    async def stop(self, seconds: float) -> bool:
+        """Run what waits, then end the thread; False if that takes longer than ``seconds``."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
         if self._thread.ident is not None:
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, seconds)
+        return not self._thread.is_alive()
 
     def admit(self) -> Place:
         """Take a place.
