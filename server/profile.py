@@ -20,8 +20,9 @@ from server.peaks import Peaks, measured_peaks
 
 _DEVICE_STAGES = ("score", "topk", "select")
 """Stages that the floor is compared with."""
-_CPU_FLUSH_BYTES, _GPU_FLUSH_BYTES = 1 << 28, 1 << 29
-"""Larger than any last-level cache."""
+_FLUSH_BYTES = 1 << 29
+"""Larger than the last-level cache of any GPU, and of a CPU that does not say how large its own is."""
+_CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 def profile_case(scorer: CaseScorer, case: Case, options: ProfileOptions) -> str:
@@ -108,7 +109,10 @@ def _stage(name: str, seconds: list[float]) -> StageMs:
 
 
 def _flush_buffer(device: torch.device) -> torch.Tensor:
-    size = _GPU_FLUSH_BYTES if device.type == "cuda" else _CPU_FLUSH_BYTES
+    size = _FLUSH_BYTES
+    if device.type == "cpu" and _CPU_CACHE.exists():
+        text = _CPU_CACHE.read_text(encoding="ascii").strip()
+        size = 2 * 1024 * int(text.removesuffix("K")) if text.endswith("K") else size
     return torch.zeros(size, dtype=torch.uint8, device=device)
 
 

@@ -7,18 +7,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from indexer.case import encode_case
+from indexer.wire import encode_keys
 from tests.support.http_calls import BINARY, assert_problem, binary, make_sequence, normals, random_case
 from tests.support.live_server import LiveServer
 
-SLOW = "/v1/profile?repeats=100&cache=cold"
-"""A call that keeps the device busy for seconds: a hundred runs, 256 MiB flushed before each."""
+SLOW = "/v1/profile?repeats=40&cache=cold"
+"""A call that keeps the device busy for seconds: forty runs, 256 MiB flushed before each."""
 
 
 def _slow_body() -> bytes:
@@ -56,8 +57,8 @@ def _busy(client: httpx.Client) -> bool:
     return bool(client.get("/v1/activity").json()["busy"])
 
 
-def test_nothing_is_served_before_the_self_test_passed() -> None:
-    with LiveServer("--backend=cpu", ready=False) as live, live.client() as client:
+def _check_warming(live: LiveServer) -> None:
+    with live.client() as client:
         body = binary(encode_case(random_case(((200, 3),))))
         assert client.get("/healthz").json() == {"status": "ok"}
         reply = client.get("/readyz")
@@ -71,18 +72,25 @@ def test_nothing_is_served_before_the_self_test_passed() -> None:
 
 
 def test_a_backend_that_fails_its_self_test_is_never_served() -> None:
-    with LiveServer("--backend=cpu", ready=False, module="tests.http.wrong_server") as live:
-        with live.client() as client:
-            _until(lambda: any(event["event"] == "self-test failed" for event in live.events()), 120)
-            problem = assert_problem(client.get("/readyz"), 503, "warming")
-            assert "self-test failed" in problem["detail"]
-            assert_problem(client.post("/v1/sequences"), 503, "warming")
-            assert client.get("/healthz").status_code == 200
+    wrong = "tests.http.wrong_server"
+    with LiveServer("--backend=cpu", ready=False, module=wrong) as live, live.client() as client:
+        _until(lambda: any(event["event"] == "self-test failed" for event in live.events()), 120)
+        problem = assert_problem(client.get("/readyz"), 503, "warming")
+        assert "self-test failed" in problem["detail"]
+        assert_problem(client.post("/v1/sequences"), 503, "warming")
+        assert client.get("/healthz").status_code == 200
 
 
-def test_a_full_queue_a_deadline_and_a_client_that_leaves() -> None:
-    flags = ("--backend=cpu", "--queue-places=3", "--deadline-seconds=1.5", "--num-pages=8")
-    with LiveServer(*flags) as live, live.client() as client:
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[LiveServer]:
+    """A server with three places and a short deadline."""
+    with LiveServer("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8") as live:
+        yield live
+
+
+def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) -> None:
+    live = narrow
+    with live.client() as client:
         sequence = make_sequence(client)
         small = encode_case(random_case(((10, 1),)))
         slow = _Background(live, SLOW, _slow_body())
@@ -105,10 +113,9 @@ def test_a_full_queue_a_deadline_and_a_client_that_leaves() -> None:
         assert client.get("/v1/activity").json()["places_taken"] == 0
 
 
-def test_a_body_that_never_arrives_frees_its_place() -> None:
-    flags = ("--backend=cpu", "--queue-places=1", "--deadline-seconds=0.7", "--num-pages=8")
-    with LiveServer(*flags) as live, live.client() as client:
-        parts = urlsplit(live.url)
+def test_a_body_that_never_arrives_frees_its_place(narrow: LiveServer) -> None:
+    with narrow.client() as client:
+        parts = urlsplit(narrow.url)
         with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as stalled:
             head = f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BINARY}\r\n"
             stalled.sendall(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
@@ -119,7 +126,8 @@ def test_a_body_that_never_arrives_frees_its_place() -> None:
 
 
 def test_sigterm_drains_and_refuses_what_comes_later() -> None:
-    with LiveServer("--backend=cpu", "--num-pages=8") as live, live.client() as client:
+    flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
+    with LiveServer(*flags) as live, live.client() as client:
         running = _Background(live, SLOW, _slow_body())
         _until(lambda: _busy(client))
         waiting = _Background(live, "/v1/score", encode_case(random_case(((10, 1),))))
@@ -127,18 +135,20 @@ def test_sigterm_drains_and_refuses_what_comes_later() -> None:
         live.process.send_signal(signal.SIGTERM)
         assert running.wait().status_code == 200
         assert waiting.wait().status_code == 200
-        assert live.process.wait(60) == 0
+        assert live.process.wait(120) == 0
         with pytest.raises(httpx.TransportError):
             client.get("/healthz")
 
 
-def test_after_a_kill_nothing_of_before_is_taken_for_something_else() -> None:
+def test_a_killed_server_starts_again_warms_up_and_knows_nothing_of_before() -> None:
     with LiveServer("--backend=cpu", "--num-pages=8") as live:
         with live.client() as client:
             sequence = make_sequence(client, normals(300, 128))
         port = urlsplit(live.url).port
         live.kill()
-    with LiveServer("--backend=cpu", "--num-pages=8", f"--port={port}") as again, again.client() as client:
+    flags = ("--backend=cpu", "--num-pages=8", f"--port={port}")
+    with LiveServer(*flags, ready=False) as again, again.client() as client:
+        _check_warming(again)
         make_sequence(client, normals(5, 128))
         assert_problem(client.get(f"/v1/sequences/{sequence}"), 404, "unknown-sequence", "id")
         reply = client.post(f"/v1/sequences/{sequence}/keys", **binary(_keys(3)))
@@ -156,6 +166,4 @@ def test_the_log_is_json_with_request_ids(client: httpx.Client, server: LiveServ
 
 
 def _keys(count: int) -> bytes:
-    from indexer.wire import encode_keys
-
     return b"".join(encode_keys(normals(count, 128)))

@@ -19,6 +19,6 @@ def _wrong(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    CpuBackend.score_prefill = _wrong  # type: ignore[method-assign]
-    CpuBackend.score_decode = _wrong  # type: ignore[method-assign]
+    for operation in ("score_prefill", "score_decode"):
+        setattr(CpuBackend, operation, _wrong)
     sys.exit(main())

@@ -41,6 +41,10 @@ class Connection:
         body = await self._reader.readexactly(length) if length else b""
         return int(head[9:12]), head, body
 
+    def send(self, part: bytes) -> None:
+        """Send a part of a request."""
+        self._writer.write(part)
+
     def close(self) -> None:
         """Hang up."""
         self._writer.close()
