@@ -39,12 +39,11 @@ class Tally:
 class Worker:
     """A client with sequences and answers of its own, known beforehand from an in-process scorer."""
 
-    def __init__(self, url: str, seed: int, tally: Tally) -> None:
+    def __init__(self, url: str, seed: int, tally: Tally, scorer: IndexScorer) -> None:
         self.url, self.seed, self.tally = url, seed, tally
         self.random = np.random.default_rng(seed)
         self.keys = normals(400, 128, seed=seed)
         self.query = normals(3, HEADS, 128, seed=1000 + seed)
-        scorer = IndexScorer(IndexerConfig(num_index_heads=HEADS, num_pages=8, backend="cpu"))
         self.expected: dict[int, bytes] = {}
         for length in (130, 400):
             sequence = scorer.add_sequence()
@@ -102,7 +101,8 @@ class Worker:
 
 async def _soak(server: LiveServer, seconds: float) -> Tally:
     tally = Tally()
-    workers = [Worker(server.url, seed, tally) for seed in range(CLIENTS)]
+    scorer = IndexScorer(IndexerConfig(num_index_heads=HEADS, num_pages=8, backend="cpu"))
+    workers = [Worker(server.url, seed, tally, scorer) for seed in range(CLIENTS)]
     process = psutil.Process(server.process.pid)
     end = time.monotonic() + seconds
 
