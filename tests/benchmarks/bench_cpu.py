@@ -247,7 +247,7 @@ def print_report(report: Report, console: Console) -> None:
     ratios.add_row(f"score, of torch.mm {SQUARE} cubed", f"{report.score_of_square_mm:.2f}", "")
     ratios.add_row("select, of torch.mm of the same FLOP", f"{report.select_of_mm:.2f}", "")
     ratios.add_row("top-k, of the time of scoring", f"{100 * report.topk_of_score:.1f} %", "< 15 %")
-    ratios.add_row("score, times the oracle", f"{report.score_of_oracle:.0f}", ">= 20")
+    ratios.add_row("score, times the oracle", f"{report.score_of_oracle:.1f}", ">= 20")
     for name, mib in report.long_mib_beyond_pages.items():
         ratios.add_row(
             f"{name}, {LONG_KEYS:,} keys x {LONG_QUERIES} queries: MiB beyond pages, "

@@ -10,6 +10,7 @@ from kernel.backends.base import Backend
 from tests.support.calls import RAGGED, random_call, staircase_call
 from tests.support.compare import assert_same_bits, oracle_scores
 from tests.support.run import scores_of, selection_of
+from tests.support.selection import selected
 
 LOCAL, INIT = float(np.float32(1e29)), float(np.float32(1e30))
 
@@ -41,6 +42,16 @@ def test_ragged_batches_equal_the_oracle(backend: Backend, forced: tuple[int, in
     """nb is each row's own, so the sentinels of a prefill move with its rows; more than nb is all."""
     call = random_call(RAGGED, 2, seed=4).forcing(*forced)
     assert_same_bits(scores_of(backend, call), oracle_scores(call))
+
+
+@pytest.mark.parametrize("forced", [(0, 1), (0, 3), (17, 0), (15, 2), (16, 16), (1, 17)])
+def test_prefills_across_many_blocks_equal_the_oracle(backend: Backend, forced: tuple[int, int]) -> None:
+    """A backend that takes blocks in groups forces the blocks of rows whose nb ends in an earlier group."""
+    lengths = [(128 * 19, 500), (128 * 34 + 7, 300), (128 * 66, 140)]
+    call = random_call(lengths, 1, seed=5).forcing(*forced)
+    assert_same_bits(scores_of(backend, call), oracle_scores(call))
+    expected = selected(oracle_scores(call), call.batch().num_blocks_per_query(), 16)
+    assert_same_bits(selection_of(backend, call, 16), expected)
 
 
 def test_a_sentinel_hides_only_its_own_block(backend: Backend) -> None:

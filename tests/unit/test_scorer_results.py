@@ -85,6 +85,8 @@ def test_scores_that_do_not_fit_are_refused_with_the_remedy(
     with pytest.raises(InvalidArgumentError, match=message):
         scorer.score(q, [seq])
     monkeypatch.undo()
+    monkeypatch.setattr("indexer.score_buffer.memory_bytes", lambda _: 4 * 4 * 3 * 6)
+    assert_same_bits(scorer.score(q, [seq]).block_ids, ids)
     assert_same_bits(scorer.score(q, [seq], return_scores=False).block_ids, ids)
 
 
