@@ -5,6 +5,7 @@ Imports no torch: the server and a remote client share it.
 
 from __future__ import annotations
 
+from indexer.case.encoder import encode_container
 from indexer.wire.calls import (
     KeysBody,
     SequencesCall,
@@ -13,7 +14,6 @@ from indexer.wire.calls import (
     encode_keys,
     encode_sequences_call,
 )
-from indexer.wire.encoder import encode_container
 from indexer.wire.reply import ScoreReply, decode_reply, encode_reply
 
 __all__ = [

@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from indexer.case.container import Array, Buffer, Container, decode_container, shown
-from indexer.wire.encoder import encode_container
+from indexer.case.encoder import encode_container
 from kernel.contract import HEAD_DIM
 from kernel.errors import CaseFileError
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 
 from indexer.case.container import Array, Buffer, decode_container, shown
-from indexer.wire.encoder import encode_container
+from indexer.case.encoder import encode_container
 from kernel.errors import CaseFileError
 
 FORMAT = "nvfp4-indexer-scores"
