@@ -27,6 +27,8 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "value": {"description": "Its value, shortened."},
         "limit": {"description": "What it must be."},
         "remedy": {"type": "string"},
+        "needed_pages": {"type": "integer", "description": "Pages that the call needs, for out-of-pages."},
+        "free_pages": {"type": "integer", "description": "Pages that are free, for out-of-pages."},
         "missing_pages": {"type": "integer", "description": "Pages to free, for out-of-pages."},
         "length": {"type": "integer", "description": "Tokens that the sequence holds, for length-conflict."},
         "retry_after_seconds": {"type": "number", "description": "As Retry-After, but finer."},

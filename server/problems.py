@@ -83,7 +83,14 @@ def of_error(error: IndexerError) -> ProblemError:
         return ProblemError(404, "unknown-sequence", _sequence_detail(value), argument="id", value=value)
     if isinstance(error, OutOfPagesError):
         return ProblemError(
-            409, "out-of-pages", str(error), argument="num_pages", missing_pages=error.missing
+            409,
+            "out-of-pages",
+            str(error),
+            argument="num_pages",
+            value=error.num_pages,
+            needed_pages=error.needed,
+            free_pages=error.free,
+            missing_pages=error.missing,
         )
     if isinstance(error, InvalidArgumentError):
         return ProblemError(
