@@ -13,11 +13,11 @@ from client import calls
 from client.call import Call, Reply
 from client.calls import CacheUse, Order
 from client.connection import DEFAULT_RETRY_SECONDS, DEFAULT_TIMEOUT, DEFAULT_URL, Connection
-from client.records import CacheState, Health, Profile, Readiness, ServerInfo
+from client.records import CacheState, Health, Readiness, ServerInfo
 from client.tries import Tries
 from indexer.case import Case
 from indexer.case.container import Array
-from indexer.wire import ScoreReply
+from indexer.wire import Profile, ScoreReply
 
 T = TypeVar("T")
 

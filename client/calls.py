@@ -11,10 +11,10 @@ import numpy as np
 
 from client.call import BINARY, Call
 from client.errors import BadReplyError, LengthConflictError
-from client.records import CacheState, Health, Profile, Readiness, SequenceState, ServerInfo, record
+from client.records import CacheState, Health, Readiness, SequenceState, ServerInfo, record
 from indexer.case import Case, case_buffers
 from indexer.case.container import Array
-from indexer.wire import ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
+from indexer.wire import Profile, ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
 from kernel.contract import BLOCK_TOKENS
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
 

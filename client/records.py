@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -90,63 +90,6 @@ class ServerInfo:
     order: str
     limits: ServerLimits
     backends: tuple[BackendState, ...]
-
-
-@dataclass(frozen=True)
-class StageMs:
-    """A stage of the profiled call, milliseconds over the runs."""
-
-    stage: str
-    median_ms: float
-    min_ms: float
-    max_ms: float
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The least time that the device's own measured speed allows."""
-
-    tflops: float
-    tbps: float
-    source: str
-    compute_ms: float
-    memory_ms: float
-    bound_by: str
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where a call's time goes, beside what the device could do.
-
-    Attributes:
-        stages: in the order in which they ran.
-        device_ms: median of score and top-k together, or of select.
-        flop: ``2 * 128 * 128`` for every visible (row, block).
-        bytes: queries and each page in use once in, any scores and block ids once out.
-        tflops: achieved TFLOP/s.
-        tbps: achieved TB/s.
-        times_floor: ``device_ms`` over the floor.
-        trace: a chrome trace, if one was asked for.
-    """
-
-    backend: str
-    device: str
-    precision: str
-    cache: str
-    repeats: int
-    num_heads: int
-    total_q: int
-    batch: int
-    longest_context: int
-    stages: tuple[StageMs, ...]
-    device_ms: float
-    flop: int
-    bytes: int
-    tflops: float
-    tbps: float
-    floor: Floor
-    times_floor: float
-    trace: dict[str, Any] | None = field(default=None, repr=False)
 
 
 _adapters: dict[type[Any], TypeAdapter[Any]] = {}

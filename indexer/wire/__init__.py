@@ -14,12 +14,16 @@ from indexer.wire.calls import (
     encode_keys,
     encode_sequences_call,
 )
+from indexer.wire.profile import Floor, Profile, StageMs
 from indexer.wire.reply import ScoreReply, decode_reply, encode_reply
 
 __all__ = [
+    "Floor",
     "KeysBody",
+    "Profile",
     "ScoreReply",
     "SequencesCall",
+    "StageMs",
     "decode_keys",
     "decode_reply",
     "decode_sequences_call",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
 from indexer.case import decode_case
+from indexer.profile import profile_case
 from server.call import run_body_call
 from server.context import context_of
 from server.documents import CASE_BODY, PROFILE_RESPONSES
@@ -16,7 +19,6 @@ from server.limits import check_case
 from server.media import BINARY, form_of_body
 from server.models import ProfileReply
 from server.options import ProfileOptions
-from server.profile import profile_case
 from server.replies import server_timing
 from server.state import state_of
 
@@ -42,7 +44,15 @@ async def profile(request: Request, options: Annotated[ProfileOptions, Query()])
     def work(engine: Engine, _: str, body: bytearray) -> str:
         case = decode(body)
         check_case(case, max_call_bytes, scores=options.scores)
-        return profile_case(engine.cases, case, options)
+        profile = profile_case(
+            engine.cases,
+            case,
+            cache=options.cache,
+            repeats=options.repeats,
+            scores=options.scores,
+            trace=options.trace,
+        )
+        return json.dumps(dataclasses.asdict(profile))
 
     text = await run_body_call(request, form, work)
     headers = server_timing(context_of(request.scope).stages)

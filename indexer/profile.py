@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from indexer.case import Case
 from indexer.case_scorer import CaseScorer
+from indexer.peaks import Peaks, measured_peaks
 from indexer.replay import flop
 from indexer.stages import StageTimes
+from indexer.wire.profile import Floor, Profile, StageMs
 from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
-from server.models import Floor, Profile, StageMs
-from server.options import ProfileOptions
-from server.peaks import Peaks, measured_peaks
 
+CacheUse = Literal["cold", "warm"]
 _DEVICE_STAGES = ("score", "topk", "select")
 """Stages that the floor is compared with."""
 _FLUSH_BYTES = 1 << 29
@@ -25,31 +27,46 @@ _FLUSH_BYTES = 1 << 29
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
-def profile_case(scorer: CaseScorer, case: Case, options: ProfileOptions) -> str:
-    """Profile a case: a :class:`server.models.ProfileReply` as JSON.
+def profile_case(
+    scorer: CaseScorer,
+    case: Case,
+    *,
+    cache: CacheUse = "cold",
+    repeats: int = 5,
+    scores: bool = False,
+    trace: bool = False,
+) -> Profile:
+    """Profile a case.
+
+    Args:
+        scorer: what runs it.
+        case: the call.
+        cache: ``cold``: the device's caches are flushed before each run; or ``warm``.
+        repeats: runs that are measured, 1 or more, after one that is not.
+        scores: whether the scores are kept, as a caller that wants them would.
+        trace: whether to add a chrome trace of one more run.
 
     Raises:
         InvalidArgumentError: as :meth:`indexer.case_scorer.CaseScorer.score`.
     """
     device = scorer.device
-    flush = _flush_buffer(device) if options.cache == "cold" else None
-    _run(scorer, case, options, flush)
-    runs = [_run(scorer, case, options, flush) for _ in range(options.repeats)]
+    flush = _flush_buffer(device) if cache == "cold" else None
+    _run(scorer, case, scores, flush)
+    runs = [_run(scorer, case, scores, flush) for _ in range(repeats)]
     device_seconds = statistics.median(sum(run.get(name, 0.0) for name in _DEVICE_STAGES) for run in runs)
-    work, moved = flop(case), bytes_moved(case, scores=options.scores)
-    peaks = measured_peaks(device)
-    floor = _floor(work, moved, peaks)
-    profile = Profile(
+    work, moved = flop(case), bytes_moved(case, scores=scores)
+    floor = _floor(work, moved, measured_peaks(device))
+    return Profile(
         backend=scorer.backend,
         device=str(device),
         precision=scorer.precision,
-        cache=options.cache,
-        repeats=options.repeats,
+        cache=cache,
+        repeats=repeats,
         num_heads=case.num_heads,
         total_q=case.total_q,
         batch=case.batch,
         longest_context=int(case.seq_lens.max(initial=0)),
-        stages=[_stage(name, [run[name] for run in runs]) for name in runs[0]],
+        stages=tuple(_stage(name, [run[name] for run in runs]) for name in runs[0]),
         device_ms=1e3 * device_seconds,
         flop=work,
         bytes=moved,
@@ -57,10 +74,8 @@ def profile_case(scorer: CaseScorer, case: Case, options: ProfileOptions) -> str
         tbps=moved / device_seconds / 1e12 if device_seconds else 0.0,
         floor=floor,
         times_floor=1e3 * device_seconds / max(floor.compute_ms, floor.memory_ms, 1e-9),
+        trace=_trace(scorer, case, scores) if trace else None,
     )
-    text = profile.model_dump_json()
-    trace = _trace(scorer, case, options) if options.trace else "null"
-    return f'{text[:-1]},"trace":{trace}}}'
 
 
 def bytes_moved(case: Case, *, scores: bool) -> int:
@@ -76,14 +91,12 @@ def bytes_moved(case: Case, *, scores: bool) -> int:
     return num_pages * PAGE_BYTES + queries + 4 * cells + 4 * case.rows * case.topk
 
 
-def _run(
-    scorer: CaseScorer, case: Case, options: ProfileOptions, flush: torch.Tensor | None
-) -> dict[str, float]:
+def _run(scorer: CaseScorer, case: Case, scores: bool, flush: torch.Tensor | None) -> dict[str, float]:
     times = StageTimes(scorer.device)
     batch = scorer.batch(case, case.init_blocks, case.local_blocks, times)
     if flush is not None:
         flush.add_(1)
-    scorer.run(batch, topk=case.topk, order="score", times=times, return_scores=options.scores)
+    scorer.run(batch, topk=case.topk, order="score", times=times, return_scores=scores)
     return dict(times)
 
 
@@ -116,13 +129,14 @@ def _flush_buffer(device: torch.device) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
-def _trace(scorer: CaseScorer, case: Case, options: ProfileOptions) -> str:
+def _trace(scorer: CaseScorer, case: Case, scores: bool) -> dict[str, Any]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if scorer.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=activities) as profiler:
-        _run(scorer, case, options, None)
+        _run(scorer, case, scores, None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        return path.read_text(encoding="utf-8")
+        trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return trace
