@@ -29,6 +29,8 @@ def server() -> Iterator[LiveServer]:
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[httpx.Client]:
-    """A client of it."""
+    """A client of it, and none of the sequences that earlier tests left."""
     with server.client() as found:
+        for sequence in found.get("/v1/cache").json()["sequences"]:
+            found.delete(f"/v1/sequences/{sequence['id']}")
         yield found

@@ -18,12 +18,12 @@ from indexer.wire import encode_keys
 from tests.support.http_calls import BINARY, assert_problem, binary, make_sequence, normals, random_case
 from tests.support.live_server import LiveServer
 
-SLOW = "/v1/profile?repeats=40&cache=cold"
-"""A call that keeps the device busy for seconds: forty runs, 256 MiB flushed before each."""
+SLOW = "/v1/profile?repeats=60"
+"""A call that keeps the device busy for some seconds."""
 
 
 def _slow_body() -> bytes:
-    return encode_case(random_case(((2048, 64),)))
+    return encode_case(random_case(((4096, 128),)))
 
 
 def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
