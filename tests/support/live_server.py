@@ -28,7 +28,7 @@ class LiveServer:
         flags: settings as flags.
         environment: further environment variables.
         ready: whether to wait for the self-test.
-        module: what is run, for tests that wrap the server.
+        module: what is run, and any words before the flags, for tests that wrap the server.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LiveServer:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the server runs
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NVFP4_INDEXER_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, "--port", "0", *flags],
+            [sys.executable, "-m", *module.split(), "--port", "0", *flags],
             cwd=_ROOT,
             stderr=self._log,
             env={**inherited, **(environment or {})},
