@@ -66,8 +66,8 @@ def test_cpu_image(tmp_path: Path) -> None:
 
 
 def test_gfx950_image_keeps_its_torch(tmp_path: Path) -> None:
-    # The base's torch is not to be had here: packages of its names and versions stand for it, then the torch of
-    # this environment, with which the result is used.
+    # The base's torch is not to be had here: packages of its names and versions stand for it, then the torch
+    # of this environment, with which the result is used.
     image = tmp_path / "image"
     image.mkdir()
     (image / "kernels").mkdir()
@@ -136,7 +136,7 @@ def test_gfx950_kernels_are_compiled_into_the_image(tmp_path: Path) -> None:
 
 
 def _image_works(build: Build, tmp_path: Path, path: Path) -> None:
-    """What was installed, not the sources beside it, verifies a case and serves as the image's entry point."""
+    """What was installed, not the sources beside it, verifies a case and serves by the entry point."""
     where = ask(build, "import server; print(server.__file__)")
     assert where.startswith(str(tmp_path / "base"))
     environment = {**build.environment, "NVFP4_INDEXER_BACKEND": "cpu", "NVFP4_INDEXER_PORT": "0"}
