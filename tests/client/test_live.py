@@ -23,7 +23,7 @@ from kernel.errors import InvalidArgumentError, OutOfPagesError, UnknownSequence
 from server import models
 from tests.client.conftest import MAX_BODY_BYTES, NUM_PAGES, OTHER_TOKEN, TOKEN
 from tests.support.http_calls import normals, random_case
-from tests.support.live_server import LiveServer
+from tests.support.live_server import START_SECONDS, LiveServer
 from tests.support.real_cases import CUT
 
 SELECTIONS: tuple[dict[str, object], ...] = (
@@ -277,7 +277,7 @@ def test_a_busy_server_is_waited_for() -> None:
     want = run_oracle(case).block_ids
     with (
         LiveServer("--backend=cpu", "--num-pages=8", "--queue-places=1") as server,
-        Client(server.url) as client,
+        Client(server.url, retry_seconds=START_SECONDS) as client,
         server.client() as http,
         ThreadPoolExecutor(6) as pool,
     ):
@@ -290,7 +290,7 @@ def test_a_busy_server_is_waited_for() -> None:
 def test_a_warming_server_is_waited_for_and_a_gone_one_is_told() -> None:
     with (
         LiveServer("--backend=cpu", "--num-pages=8", ready=False) as server,
-        Client(server.url) as client,
+        Client(server.url, retry_seconds=START_SECONDS) as client,
     ):
         assert client.ready().status == "ready"
         sequence = client.add_sequence()
