@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint nightly bench-cpu clean
+.PHONY: help setup demo test lint nightly bench-cpu bench-http clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*##/  -/'
@@ -38,6 +38,9 @@ nightly: $(READY) ## the slow sweeps
 
 bench-cpu: $(READY) ## speed of the cpu backend against torch.mm and the oracle, in one run
 	$(BIN)/python -m tests.benchmarks.bench_cpu
+
+bench-http: $(READY) ## what HTTP costs over in-process calls, and calls a second, on loopback
+	$(BIN)/python -m tests.benchmarks.bench_http
 
 clean:           ## remove the environment and everything built
 	rm -rf $(VENV) out build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,70 @@
-"""The ``nvfp4-indexer`` command."""
+"""The sidecar's clients and the ``nvfp4-indexer`` command. Nothing here imports torch before it is needed.
+
+The public names are imported on first use, so that the command's help is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from client.async_client import AsyncClient
+    from client.errors import (
+        AuthError,
+        BadReplyError,
+        BusyError,
+        DeadlineError,
+        LengthConflictError,
+        NotReadyError,
+        ServerConnectionError,
+        ServerError,
+        ServerTimeoutError,
+        TooManySequencesError,
+    )
+    from client.sync_client import Client
+
+_ERRORS = (
+    "AuthError",
+    "BadReplyError",
+    "BusyError",
+    "DeadlineError",
+    "LengthConflictError",
+    "NotReadyError",
+    "ServerConnectionError",
+    "ServerError",
+    "ServerTimeoutError",
+    "TooManySequencesError",
+)
+_MODULES = {
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+    **dict.fromkeys(_ERRORS, "client.errors"),
+}
+
+__all__ = [
+    "AsyncClient",
+    "AuthError",
+    "BadReplyError",
+    "BusyError",
+    "Client",
+    "DeadlineError",
+    "LengthConflictError",
+    "NotReadyError",
+    "ServerConnectionError",
+    "ServerError",
+    "ServerTimeoutError",
+    "TooManySequencesError",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,13 +8,17 @@ from typing import Annotated
 import typer
 
 from client.command_line import NAME, CommandLine
+from client.commands.bench import bench
 from client.commands.demo import demo
 from client.commands.doctor import doctor
+from client.commands.profile import profile
 from client.commands.score import score
+from client.commands.serve import PASSED_ON, serve
 from client.commands.verify import verify
 
 EXIT_CODES = """
-Exit codes: 0 all is right; 1 a result is wrong; 2 bad usage, a bad file, or a backend that cannot run here.
+Exit codes: 0 all is right; 1 a result is wrong; 2 bad usage, a bad file, a backend that cannot run here, or a
+sidecar that does not answer.
 An error is one line on stderr: with --json a JSON object with error, message, and argument, value, limit and
 remedy where they apply. stdout holds results only.
 If stdout cannot be written the exit code is 2, or quietly 141 if its reader has gone; after Ctrl-C it is 130.
@@ -30,8 +34,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (demo, doctor, score, verify):
+for command in (demo, doctor, score, verify, profile, bench):
     app.command(epilog=EXIT_CODES)(command)
+app.command(add_help_option=False, context_settings=PASSED_ON)(serve)
 
 
 def _print_version(asked: bool) -> None:

@@ -15,7 +15,7 @@ from kernel.errors import IndexerError
 MISMATCH = 1
 """Exit code of a wrong result."""
 FAILURE = 2
-"""Exit code of bad usage, a bad file, or a backend that cannot run here."""
+"""Exit code of bad usage, a bad file, a backend that cannot run here, or a sidecar that does not answer."""
 
 _NO_MEMORY = (
     "Cannot allocate memory",
@@ -51,7 +51,7 @@ def report(error: Exception, as_json: bool, case: str | None = None) -> None:
     fields = {"error": type(error).__name__, "message": message}
     if case is not None:
         fields["case"] = case
-    for name in ("argument", "value", "limit", "remedy", "backend", "reason"):
+    for name in ("argument", "value", "limit", "remedy", "backend", "reason", "status", "kind", "request_id"):
         if hasattr(error, name):
             fields[name] = str(getattr(error, name))
     print(json.dumps(fields), file=sys.stderr)

@@ -27,3 +27,15 @@ BackendOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text for people.")]
 PrecisionOption = Annotated[Precision, typer.Option(help="Score error allowed: 2^-16 or 2^-9 of sum|q k|.")]
+UrlOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="Root of a sidecar that does the work, instead of this machine."),
+]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar="NVFP4_INDEXER_TOKEN",
+        show_envvar=True,
+        help="The sidecar's token; better in the environment, where other users do not see it.",
+    ),
+]

@@ -5,12 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from client.failure import one_line_errors, printable
-from client.options import BackendOption, JsonOption, Order, Precision, PrecisionOption
+from client.options import (
+    BackendOption,
+    JsonOption,
+    Order,
+    Precision,
+    PrecisionOption,
+    TokenOption,
+    UrlOption,
+)
+
+if TYPE_CHECKING:
+    from indexer.case import Case
+    from indexer.wire import ScoreReply
 
 FORMAT = "nvfp4-indexer-scores"
 """The metadata field ``format`` of the file that is written."""
@@ -36,9 +48,11 @@ def score(
     ] = Order.score,
     backend: BackendOption = "auto",
     precision: PrecisionOption = Precision.exact,
+    url: UrlOption = None,
+    token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score a recorded call and select each row's best blocks."""
+    """Score a recorded call and select each row's best blocks, here or in a sidecar."""
     from client.output_file import check_output, write_output
     from client.terminal import output
     from indexer.case import read_case
@@ -48,8 +62,6 @@ def score(
         call = read_case(case)  # a bad file is told before torch is loaded
         if out is not None:
             check_output("--out", out, case)
-        from indexer.replay import load_case
-
         call = dataclasses.replace(
             call,
             topk=call.topk if topk is None else topk,
@@ -58,43 +70,68 @@ def score(
             expected_scores=None,  # they are not looked at here, and need not fit other options
             expected_block_ids=None,
         )
-        loaded = load_case(call, backend, precision=precision.value)
-        result = loaded.score(return_scores=out is not None, order=order.value)
-        if out is not None and result.scores is not None:
+        if url is None:
+            reply = _score_here(call, order, backend, precision, return_scores=out is not None)
+        else:
+            from client.remote import remote_client
+
+            with remote_client(url, token, backend, precision.value) as client:
+                reply = client.score_case(call, order=order.value, return_scores=out is not None)
+        if out is not None and reply.scores is not None:
             tensors = {
-                "scores": result.scores.cpu().numpy(),
-                "block_ids": result.block_ids.cpu().numpy(),
-                "num_blocks": result.num_blocks.cpu().numpy(),
+                "scores": reply.scores,
+                "block_ids": reply.block_ids,
+                "num_blocks": reply.num_blocks,
             }
             metadata = {
                 "format": FORMAT,
                 "version": "1",
-                "backend": result.backend,
-                "precision": result.precision,
+                "backend": reply.backend,
+                "precision": reply.precision,
                 "order": order.value,
             }
             write_output("--out", out, encode_container(tensors, metadata))
-    timings = {"append": loaded.append_seconds, **result.timings}
     if as_json:
         fields = {
             "case": case,
-            "backend": result.backend,
-            "precision": result.precision,
+            "backend": reply.backend,
+            "precision": reply.precision,
             "rows": call.rows,
             "blocks": call.num_score_blocks,
             "topk": call.topk,
             "out": None if out is None else str(out),
-            "seconds": timings,
+            "seconds": dict(reply.timings),
         }
         print(json.dumps(fields))
         return
     console = output()
     console.print(
         f"{call.rows} rows over up to {call.num_score_blocks} blocks, the best {call.topk} of each "
-        f"({result.backend}, {result.precision})"
+        f"({printable(reply.backend)}, {printable(reply.precision)})",
+        markup=False,
     )
-    console.print("  ".join(f"{stage} {1e3 * seconds:.1f} ms" for stage, seconds in timings.items()))
+    stages = (f"{printable(stage)} {1e3 * seconds:.1f} ms" for stage, seconds in reply.timings.items())
+    console.print("  ".join(stages), markup=False)
     if out is not None:
         console.print(
             f"wrote {printable(str(out))}: scores, block_ids, num_blocks", markup=False, soft_wrap=True
         )
+
+
+def _score_here(
+    call: Case, order: Order, backend: str, precision: Precision, *, return_scores: bool
+) -> ScoreReply:
+    from indexer.replay import load_case
+    from indexer.wire import ScoreReply
+
+    loaded = load_case(call, backend, precision=precision.value)
+    result = loaded.score(return_scores=return_scores, order=order.value)
+    return ScoreReply(
+        block_ids=result.block_ids.cpu().numpy(),
+        num_blocks=result.num_blocks.cpu().numpy(),
+        scores=None if result.scores is None else result.scores.cpu().numpy(),
+        backend=result.backend,
+        precision=result.precision,
+        order=order.value,
+        timings={"append": loaded.append_seconds, **result.timings},
+    )

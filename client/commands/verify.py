@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Annotated
+import time
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from client.failure import FAILURE, MISMATCH, out_of_memory, printable, report
-from client.options import BackendOption, JsonOption, Precision, PrecisionOption
+from client.options import BackendOption, JsonOption, Precision, PrecisionOption, TokenOption, UrlOption
 
 WIDE = 240
 """Columns that hold a row with a long file name, where no terminal sets the width."""
@@ -20,36 +22,55 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
+    from client.sync_client import Client
+    from indexer.case import Case
     from indexer.verify import Verification
+    from kernel.backends.base import Precision as PrecisionName
 
 
 def verify(
     cases: Annotated[list[str], typer.Argument(metavar="CASE...", help="Case files.")],
     backend: BackendOption = "auto",
     precision: PrecisionOption = Precision.exact,
+    url: UrlOption = None,
+    token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a backend with the oracle, and with a case's expected outputs where it has them.
 
+    With --url the sidecar scores, and the oracle of this machine judges its answer.
+
     With --json, one object a line and case: case, backend, ok, rows, max_score_error, score_tolerance,
     topk_mismatches, seconds. Score errors are in units of the cell's sum of |q_i k_i|; a mismatch is a row
-    with other block ids than the right ones; seconds are the backend's own, cold. A case that cannot be read
-    is reported on stderr and does not stop the others; the exit code is then 2.
+    with other block ids than the right ones; seconds are the backend's own, cold, or with --url those until
+    the answer was here. A case that cannot be read is reported on stderr and does not stop the others; the
+    exit code is then 2.
     """
+    from client.failure import one_line_errors
     from client.terminal import output, progress
     from indexer.case import read_case
     from kernel.errors import IndexerError
 
     done, failed = [], False
-    with progress() as bar:
+    with contextlib.ExitStack() as stack:
+        client = None
+        if url is not None:
+            from client.remote import remote_client
+
+            with one_line_errors(as_json):
+                client = stack.enter_context(remote_client(url, token, backend, precision.value))
+        bar = stack.enter_context(progress())
         task = bar.add_task("verify", total=len(cases))
         for name in cases:
             bar.update(task, description=printable(name))
             try:
                 case = read_case(name)  # a bad file is told before torch is loaded
-                from indexer.verify import verify_case
+                if client is None:
+                    from indexer.verify import verify_case
 
-                result = verify_case(case, name, backend, precision=precision.value)
+                    result = verify_case(case, name, backend, precision=precision.value)
+                else:
+                    result = _verify_remote(client, case, name)
             except Exception as error:
                 if not isinstance(error, IndexerError) and not out_of_memory(error):
                     raise
@@ -70,6 +91,26 @@ def verify(
         raise typer.Exit(MISMATCH)
 
 
+def _verify_remote(client: Client, case: Case, name: str) -> Verification:
+    from client.errors import BadReplyError
+
+    began = time.perf_counter()
+    reply = client.score_case(case, order="score")
+    seconds = time.perf_counter() - began
+    if reply.scores is None or reply.precision not in [known.value for known in Precision]:
+        raise BadReplyError(f"precision = {reply.precision!r}: no scores of a known precision came back")
+    from indexer.verify import Answer, judge
+
+    answer = Answer(
+        scores=reply.scores,
+        block_ids=reply.block_ids,
+        num_blocks=reply.num_blocks,
+        backend=reply.backend,
+        precision=cast("PrecisionName", reply.precision),
+    )
+    return judge(case, name, answer, seconds)
+
+
 def _table(done: list[Verification]) -> Table:
     from rich import box
     from rich.table import Table
@@ -85,7 +126,7 @@ def _table(done: list[Verification]) -> Table:
         table.add_row(
             Text("ok", "green") if result.ok else Text("WRONG", "bold red"),
             Text(printable(result.case)),
-            result.backend,
+            Text(printable(result.backend)),
             str(result.rows),
             f"{result.max_score_error:.2g} / {result.score_tolerance:.2g}",
             str(result.topk_mismatches),

@@ -36,7 +36,12 @@ def decode_case(body: Buffer) -> Case:
 
 def encode_case(case: Case) -> bytes:
     """The case as the bytes of a case file."""
-    return b"".join(encode_container(_tensors(case), _metadata(case)))
+    return b"".join(case_buffers(case))
+
+
+def case_buffers(case: Case) -> list[Buffer]:
+    """The case as buffers to be sent one after another; its arrays are not copied."""
+    return encode_container(_tensors(case), _metadata(case))
 
 
 def read_case(path: str | os.PathLike[str]) -> Case:

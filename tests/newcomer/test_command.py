@@ -39,12 +39,12 @@ def test_help_names_every_command_and_the_exit_codes_and_imports_no_torch() -> N
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    for word in ("demo", "doctor", "score", "verify", "Exit codes"):
+    for word in ("demo", "doctor", "score", "verify", "profile", "bench", "serve", "Exit codes"):
         assert word in done.stdout
     assert done.stdout.rstrip().endswith("False")
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "score", "verify"])
+@pytest.mark.parametrize("command", ["demo", "doctor", "score", "verify", "profile", "bench"])
 def test_every_command_takes_backend_and_json(command: str) -> None:
     text = call(command, "--help").stdout
     assert "--backend" in text

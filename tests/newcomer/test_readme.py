@@ -1,20 +1,29 @@
-"""README's blocks are run as they stand, in its order, by someone who has only the clone."""
+"""README's blocks are run as they stand, in its order, by someone who has only the clone.
+
+Only the address of the sidecar is another one: its line is run with a port that the system picks.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.live_server import LiveServer
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 RUN_BY_THIS_SUITE = ("make test",)  # it is what runs this test
 COMMAND = ".venv/bin/nvfp4-indexer"
+SERVE = f"{COMMAND} serve"
+URL = "http://127.0.0.1:8421"
 
 
 def _console_lines() -> list[str]:
@@ -23,43 +32,65 @@ def _console_lines() -> list[str]:
     return [line for line in lines if line and line not in RUN_BY_THIS_SUITE]
 
 
+@pytest.fixture(scope="module")
+def sidecar() -> Iterator[LiveServer]:
+    """The server that README starts."""
+    (line,) = (line for line in _console_lines() if line.startswith(SERVE))
+    with LiveServer(*shlex.split(line.removeprefix(SERVE)), module="client.cli serve") as server:
+        yield server
+
+
 def test_readme_has_only_blocks_that_are_run() -> None:
     assert {language for language, _ in BLOCKS} == {"console", "python"}
     assert _console_lines()
+    assert URL in README
 
 
-def test_python_blocks_run_in_order(capsys: pytest.CaptureFixture[str]) -> None:
-    program = "\n".join(text for language, text in BLOCKS if language == "python")
+def test_python_blocks_run_in_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sidecar: LiveServer
+) -> None:
+    monkeypatch.chdir(ROOT)
+    program = "\n".join(text for language, text in BLOCKS if language == "python").replace(URL, sidecar.url)
     namespace: dict[str, object] = {}
     exec(compile(program, "README.md", "exec"), namespace)  # noqa: S102 - the point of the test
 
     printed = capsys.readouterr().out
     assert "k[0, 0] = nan" in printed, "the refusal README shows must name the argument and the value"
-    scores, block_ids = namespace["out"].scores, namespace["out"].block_ids  # type: ignore[attr-defined]
-    assert tuple(scores.shape) == (4, 64, 40)
-    assert tuple(block_ids.shape) == (4, 64, 16)
+    for name in ("out", "reply"):
+        scores, block_ids = namespace[name].scores, namespace[name].block_ids  # type: ignore[attr-defined]
+        assert tuple(scores.shape) == (4, 64, 40)
+        assert tuple(block_ids.shape) == (4, 64, 16)
+    assert namespace["length"] == 5000
+    assert namespace["recorded"].block_ids.shape == (2, 256, 16)  # type: ignore[attr-defined]
+    assert namespace["profile"].repeats == 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("line", _console_lines())
-def test_console_line_runs(line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [line for line in _console_lines() if not line.startswith(SERVE)])
+def test_console_line_runs(line: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if URL in line:
+        sidecar: LiveServer = request.getfixturevalue("sidecar")
+        line = line.replace(URL, sidecar.url)
     if line.startswith("make demo"):
         line = f"{COMMAND} demo"  # what that target runs once the environment is there
-    assert line.startswith(COMMAND), f"this test does not know how to run: {line}"
+    program = shlex.split(line)[0]
+    assert program in (COMMAND, "curl"), f"this test does not know how to run: {line}"
+    if program == "curl" and shutil.which(program) is None:
+        pytest.skip("curl is not installed")
     words = [
         word
         for pattern in shlex.split(line)[1:]
         for word in (sorted(str(path) for path in ROOT.glob(pattern)) if "*" in pattern else [pattern])
     ]
+    files = [tmp_path / word for word in words if word.startswith("out/")]
+    (tmp_path / "out").mkdir()
     words = [str(tmp_path / word) if word.startswith("out/") else word for word in words]
     if "demo" in words:
         words += ["--picture", str(tmp_path / "demo.png")]
+    command = [sys.executable, "-m", "client.cli"] if program == COMMAND else [program]
     done = subprocess.run(
-        [sys.executable, "-m", "client.cli", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        [*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+    assert done.stdout.strip() or files
+    for file in files:
+        assert file.stat().st_size

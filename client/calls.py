@@ -1,0 +1,212 @@
+"""Every call of the server's API: pure functions from arguments to a :class:`client.call.Call`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+
+from client.call import BINARY, Call
+from client.errors import BadReplyError, LengthConflictError
+from client.records import CacheState, Health, Readiness, SequenceState, ServerInfo, record
+from indexer.case import Case, case_buffers
+from indexer.case.container import Array
+from indexer.wire import Profile, ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
+from kernel.contract import BLOCK_TOKENS
+from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
+
+Order = Literal["score", "block"]
+CacheUse = Literal["cold", "warm"]
+OptionValue = int | str | bool | None
+R = TypeVar("R")
+
+
+def health() -> Call[Health]:
+    """Whether the process answers."""
+    return _look("/healthz", Health)
+
+
+def ready() -> Call[Readiness]:
+    """Whether the self-test passed."""
+    return _look("/readyz", Readiness)
+
+
+def info() -> Call[ServerInfo]:
+    """What serves."""
+    return _look("/v1/info", ServerInfo)
+
+
+def cache() -> Call[CacheState]:
+    """How full the cache is."""
+    return _look("/v1/cache", CacheState)
+
+
+def sequence_state(sequence: str) -> Call[SequenceState]:
+    """A sequence's length."""
+    return _look(_path(sequence), SequenceState)
+
+
+def add_sequence() -> Call[SequenceState]:
+    """Make an empty sequence."""
+    return Call(method="POST", path="/v1/sequences", parse=_sequence)
+
+
+def fork_sequence(sequence: str) -> Call[SequenceState]:
+    """Make a sequence with the same keys."""
+    return Call(method="POST", path=f"{_path(sequence)}/fork", parse=_sequence)
+
+
+def free_sequence(sequence: str) -> Call[None]:
+    """Drop a sequence. Sent again after a lost answer: that it is gone then is what was asked for."""
+
+    def gone(error: IndexerError) -> None:
+        if not isinstance(error, UnknownSequenceError):
+            raise error
+
+    return Call(method="DELETE", path=_path(sequence), parse=lambda _: None, repeatable=True, after_lost=gone)
+
+
+def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceState]:
+    """Append keys. With ``start`` the server takes them once, so a lost answer does no harm."""
+    keys = _array("k", k)
+
+    def arrived(error: IndexerError) -> SequenceState:
+        if isinstance(error, LengthConflictError) and start is not None:
+            length = start + len(keys)
+            if error.length == length:
+                return SequenceState(sequence, length, -(-length // BLOCK_TOKENS))
+        raise error
+
+    return Call(
+        method="POST",
+        path=f"{_path(sequence)}/keys",
+        query=_query(start=start),
+        body=encode_keys(keys),
+        parse=_sequence,
+        repeatable=start is not None,
+        after_lost=arrived,
+    )
+
+
+def score_options(
+    topk: int | None,
+    init_blocks: int | None,
+    local_blocks: int | None,
+    order: Order | None,
+    return_scores: bool,
+) -> dict[str, OptionValue]:
+    """Query options of the scoring calls."""
+    return {
+        "topk": topk,
+        "init_blocks": init_blocks,
+        "local_blocks": local_blocks,
+        "order": order,
+        "scores": return_scores,
+    }
+
+
+def profile_options(
+    cache_use: CacheUse, repeats: int, return_scores: bool, trace: bool
+) -> dict[str, OptionValue]:
+    """Query options of a profile."""
+    return {"cache": cache_use, "repeats": repeats, "scores": return_scores, "trace": trace}
+
+
+def score(
+    q: Array, sequences: Sequence[str], query_lens: Sequence[int] | None, options: Mapping[str, OptionValue]
+) -> Call[ScoreReply]:
+    """Score a ragged batch over sequences."""
+    query = _array("q", q)
+    for sequence in sequences:
+        _path(sequence)
+    lens = None if query_lens is None else tuple(query_lens)
+    topk = options["topk"]
+    return Call(
+        method="POST",
+        path="/v1/sequences/score",
+        query=_query(**options),
+        body=encode_sequences_call(SequencesCall(query, tuple(sequences), lens)),
+        parse=lambda body: _scores(body, query, topk),
+        accept=BINARY,
+        repeatable=True,
+    )
+
+
+def score_case(case: Case, options: Mapping[str, OptionValue]) -> Call[ScoreReply]:
+    """Score a case. What it expects stays here."""
+    topk = case.topk if options["topk"] is None else options["topk"]
+    return Call(
+        method="POST",
+        path="/v1/score",
+        query=_query(**options),
+        body=case_buffers(_without_expectations(case)),
+        parse=lambda body: _scores(body, case.index_q, topk),
+        accept=BINARY,
+        repeatable=True,
+    )
+
+
+def profile(case: Case, options: Mapping[str, OptionValue]) -> Call[Profile]:
+    """Profile a case."""
+    return Call(
+        method="POST",
+        path="/v1/profile",
+        query=_query(**options),
+        body=case_buffers(_without_expectations(case)),
+        parse=lambda body: record(Profile, body),
+        repeatable=True,
+    )
+
+
+def _look(path: str, kind: type[R]) -> Call[R]:
+    return Call(method="GET", path=path, parse=lambda body: record(kind, body), repeatable=True)
+
+
+def _sequence(body: bytearray) -> SequenceState:
+    return record(SequenceState, body)
+
+
+def _scores(body: bytearray, query: Array, topk: OptionValue) -> ScoreReply:
+    """Read scores and check that they are of the rows that were asked for."""
+    try:
+        reply = decode_reply(body)
+    except CaseFileError as error:
+        raise BadReplyError(f"the answer holds no scores: {error}") from error
+    tokens, heads = query.shape[:2]
+    got = reply.block_ids.shape
+    if got[:2] != (heads, tokens) or (topk is not None and got[2] != topk):
+        wanted = [heads, tokens, "k" if topk is None else topk]
+        raise BadReplyError(f"block_ids.shape = {list(got)}: {wanted} was asked for; the answer is another's")
+    return reply
+
+
+def _without_expectations(case: Case) -> Case:
+    return dataclasses.replace(case, expected_scores=None, expected_block_ids=None)
+
+
+def _array(name: str, value: object) -> Array:
+    if not isinstance(value, np.ndarray):
+        raise InvalidArgumentError(
+            name, type(value).__name__, "must be a numpy array", "convert it (ml_dtypes has bfloat16)"
+        )
+    return value
+
+
+def _path(sequence: object) -> str:
+    if not isinstance(sequence, str) or not sequence.isalnum():
+        raise InvalidArgumentError(
+            "sequence", repr(sequence)[:60], "must be an id of the server", "use what add_sequence() returned"
+        )
+    return f"/v1/sequences/{quote(sequence)}"
+
+
+def _query(**options: OptionValue) -> dict[str, str]:
+    """Options that were given, as the server reads them."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }

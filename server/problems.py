@@ -1,0 +1,122 @@
+"""Everything that goes wrong, as ``application/problem+json`` (RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:nvfp4-indexer:problem:"
+"""What every problem's ``type`` starts with; the rest is its kind."""
+TITLES = {
+    "invalid-argument": "An argument is outside the contract",
+    "unauthorized": "A bearer token is needed",
+    "forbidden-origin": "The request comes from another site",
+    "not-found": "No such resource",
+    "unknown-sequence": "No such sequence",
+    "method-not-allowed": "The resource has no such method",
+    "not-acceptable": "No representation that the request accepts",
+    "out-of-pages": "The cache has too few free pages",
+    "length-conflict": "The sequence has another length",
+    "too-many-sequences": "No more sequences can be made",
+    "too-large": "The body is too large",
+    "unsupported-media-type": "The body has a type that is not read",
+    "busy": "Every place in the queue is taken",
+    "warming": "The backend is not ready",
+    "deadline": "The deadline passed",
+    "disconnected": "The client went away",
+    "internal": "The server failed",
+}
+"""Title of each kind of problem."""
+_SHOWN_CHARS = 200
+
+
+class ProblemError(Exception):
+    """A request that gets an error for an answer.
+
+    Args:
+        status: HTTP status.
+        kind: a key of :data:`TITLES`.
+        detail: what happened to this request, and the remedy.
+        headers: further response headers.
+        members: further members of the body, such as ``argument``.
+    """
+
+    def __init__(
+        self, status: int, kind: str, detail: str, headers: dict[str, str] | None = None, **members: Any
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.headers = headers or {}
+        self.members = members
+
+    def response(self, request_id: str) -> Response:
+        """The answer, with the request's id."""
+        content = {
+            "type": TYPE_PREFIX + self.kind,
+            "title": TITLES[self.kind],
+            "status": self.status,
+            "detail": self.detail,
+            "request_id": request_id,
+            **self.members,
+        }
+        return Response(
+            json.dumps(content, ensure_ascii=True), self.status, self.headers, media_type=MEDIA_TYPE
+        )
+
+
+def invalid(argument: str, value: object, limit: str, remedy: str) -> ProblemError:
+    """A 422 that names the argument."""
+    return of_error(InvalidArgumentError(argument, value, limit, remedy))
+
+
+def of_error(error: IndexerError) -> ProblemError:
+    """What an error of the scorer means over HTTP."""
+    if isinstance(error, UnknownSequenceError):
+        value = _shown(error.sequence)
+        return ProblemError(404, "unknown-sequence", _sequence_detail(value), argument="id", value=value)
+    if isinstance(error, OutOfPagesError):
+        return ProblemError(
+            409,
+            "out-of-pages",
+            str(error),
+            argument="num_pages",
+            value=error.num_pages,
+            needed_pages=error.needed,
+            free_pages=error.free,
+            missing_pages=error.missing,
+        )
+    if isinstance(error, InvalidArgumentError):
+        return ProblemError(
+            422,
+            "invalid-argument",
+            str(error),
+            argument=error.argument,
+            value=_shown(error.value),
+            limit=error.limit,
+            remedy=error.remedy,
+        )
+    return internal()
+
+
+def internal() -> ProblemError:
+    """A 500. Says nothing of its cause, which is in the log under the request's id."""
+    return ProblemError(500, "internal", "the server failed on this request; its log has the cause")
+
+
+def _sequence_detail(shown: str) -> str:
+    return (
+        f"id = {shown}: not a live sequence of this token; ids come from POST /v1/sequences and a fork, and "
+        "end with a DELETE or a restart of the server"
+    )
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."

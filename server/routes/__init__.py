@@ -1,0 +1,3 @@
+"""The routes, one concern a file."""
+
+from __future__ import annotations

@@ -1,0 +1,59 @@
+"""Where a call's time goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from indexer.case import decode_case
+from indexer.profile import profile_case
+from server.call import run_body_call
+from server.context import context_of
+from server.documents import CASE_BODY, PROFILE_RESPONSES
+from server.engine import Engine
+from server.json_calls import case_of_json
+from server.limits import check_case
+from server.media import BINARY, form_of_body
+from server.models import ProfileReply
+from server.options import ProfileOptions
+from server.replies import server_timing
+from server.state import state_of
+
+router = APIRouter(tags=["score"])
+
+
+@router.post(
+    "/v1/profile",
+    summary="Profile a case",
+    response_model=ProfileReply,
+    responses=PROFILE_RESPONSES,
+    openapi_extra={"requestBody": CASE_BODY},
+)
+async def profile(request: Request, options: Annotated[ProfileOptions, Query()]) -> Response:
+    """Run a case several times and show each stage's time, and the speed beside the device's own floor.
+
+    The device serves nothing else meanwhile.
+    """
+    form = form_of_body(request)
+    decode = decode_case if form == BINARY else case_of_json
+    max_call_bytes = state_of(request).settings.max_call_bytes
+
+    def work(engine: Engine, _: str, body: bytearray) -> str:
+        case = decode(body)
+        check_case(case, max_call_bytes, scores=options.scores)
+        profile = profile_case(
+            engine.cases,
+            case,
+            cache=options.cache,
+            repeats=options.repeats,
+            scores=options.scores,
+            trace=options.trace,
+        )
+        return json.dumps(dataclasses.asdict(profile))
+
+    text = await run_body_call(request, form, work)
+    headers = server_timing(context_of(request.scope).stages)
+    return Response(text, headers=headers, media_type="application/json")

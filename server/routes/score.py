@@ -1,0 +1,32 @@
+"""Stateless scoring of a case."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from indexer.case import decode_case
+from server.documents import CASE_BODY, SCORE_RESPONSES
+from server.json_calls import case_of_json
+from server.options import ScoreOptions
+from server.scoring import answer_scores
+
+router = APIRouter(tags=["score"])
+
+
+@router.post(
+    "/v1/score", summary="Score a case", responses=SCORE_RESPONSES, openapi_extra={"requestBody": CASE_BODY}
+)
+async def score(request: Request, options: Annotated[ScoreOptions, Query()]) -> Response:
+    """Score the queries of a case file against its keys. Touches no sequence.
+
+    Options take the place of what the case says. The answer has the form of the body unless `Accept` asks for
+    the other one.
+    """
+    return await answer_scores(
+        request,
+        decode_case,
+        case_of_json,
+        lambda engine, owner, case: engine.score_case(owner, case, options),
+    )

@@ -1,0 +1,115 @@
+"""A small picture of a call's scores and selection, for the page."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.wire import ScoreReply
+
+MAX_ROWS = 96
+"""Most query tokens of a head that are drawn."""
+MAX_COLUMNS = 512
+"""Most columns that are drawn; a column is one block or several."""
+MAX_COPIED = 1 << 20
+"""Most score cells that are kept of a call: fewer rows of a long context."""
+INVISIBLE, LOWEST, HIGHEST, FORCED = 0, 1, 254, 255
+"""Bytes of a drawn cell: past the row's ``nb``, ranks of scores, a sentinel."""
+_SENTINEL = 1e28
+
+
+@dataclass(frozen=True, eq=False)
+class CallRecord:
+    """What is kept of the last call of an owner: copies of some of its rows.
+
+    Attributes:
+        title: the route and shape of the call.
+        tokens: ``[rows]`` query tokens that were kept.
+        scores: ``[H, rows, S]`` float32, or None when the call had none.
+        block_ids: ``[H, rows, k]`` int32.
+        num_blocks: ``[rows]`` int32.
+        backend: the backend that ran.
+        timings: seconds of each stage.
+    """
+
+    title: str
+    tokens: NDArray[np.int64]
+    scores: NDArray[np.float32] | None
+    block_ids: NDArray[np.int32]
+    num_blocks: NDArray[np.int32]
+    backend: str
+    timings: dict[str, float]
+
+
+def record_call(title: str, reply: ScoreReply) -> CallRecord:
+    """Copy what the page may show. Costs no more than a small part of the call."""
+    total_q = reply.num_blocks.shape[0]
+    rows = min(MAX_ROWS, total_q)
+    if reply.scores is not None:
+        row_cells = reply.scores.shape[0] * reply.scores.shape[2]
+        rows = min(rows, max(1, MAX_COPIED // max(1, row_cells)))
+    tokens = np.linspace(0, max(total_q - 1, 0), rows).round().astype(np.int64) if total_q else _NO_TOKENS
+    return CallRecord(
+        title=title,
+        tokens=tokens,
+        scores=None if reply.scores is None else reply.scores[:, tokens],
+        block_ids=reply.block_ids[:, tokens],
+        num_blocks=reply.num_blocks[tokens],
+        backend=reply.backend,
+        timings=dict(reply.timings),
+    )
+
+
+def draw(record: CallRecord) -> dict[str, Any]:
+    """The record as the page reads it: one byte a cell, base64, row by row and head by head."""
+    num_blocks = int(record.num_blocks.max(initial=0))
+    blocks_a_column = max(1, -(-num_blocks // MAX_COLUMNS))
+    columns = -(-num_blocks // blocks_a_column)
+    visible = np.arange(columns) * blocks_a_column < record.num_blocks[:, None]
+    heads = []
+    for head, ids in enumerate(record.block_ids):
+        if record.scores is None:
+            cells = np.where(visible, LOWEST, INVISIBLE).astype(np.uint8)
+        else:
+            cells = _levels(_pooled(record.scores[head, :, :num_blocks], columns, blocks_a_column), visible)
+        selected = [sorted({int(block) // blocks_a_column for block in row if block >= 0}) for row in ids]
+        heads.append({"cells": base64.b64encode(cells.tobytes()).decode(), "selected": selected})
+    return {
+        "title": record.title,
+        "backend": record.backend,
+        "timings_ms": {name: round(1e3 * seconds, 4) for name, seconds in record.timings.items()},
+        "tokens": record.tokens.tolist(),
+        "num_blocks": num_blocks,
+        "blocks_a_column": blocks_a_column,
+        "columns": columns,
+        "has_scores": record.scores is not None,
+        "heads": heads,
+    }
+
+
+def _pooled(scores: NDArray[np.float32], columns: int, width: int) -> NDArray[np.float32]:
+    padding = columns * width - scores.shape[1]
+    padded = np.pad(scores, ((0, 0), (0, padding)), constant_values=-np.inf)
+    pooled: NDArray[np.float32] = padded.reshape(scores.shape[0], columns, width).max(axis=2, initial=-np.inf)
+    return pooled
+
+
+def _levels(scores: NDArray[np.float32], visible: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    forced = scores >= _SENTINEL
+    computed = visible & ~forced & np.isfinite(scores)
+    levels = np.full(scores.shape, INVISIBLE, dtype=np.uint8)
+    if computed.any():
+        # By rank: a few blocks that everything attends to would leave the others one colour.
+        values = scores[computed]
+        ordered = np.sort(values)
+        place = np.searchsorted(ordered, values) / max(1, values.size - 1)
+        levels[computed] = (LOWEST + np.minimum(place, 1.0) * (HIGHEST - LOWEST)).round().astype(np.uint8)
+    levels[forced & visible] = FORCED
+    return levels
+
+
+_NO_TOKENS = np.zeros(0, dtype=np.int64)

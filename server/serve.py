@@ -1,0 +1,87 @@
+"""Starts the sidecar: ``python -m server``, or ``nvfp4-indexer serve``."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import structlog
+import uvicorn
+from pydantic import ValidationError
+
+from kernel.backends import registry
+from kernel.errors import IndexerError
+from server.app import create_app
+from server.logs import configure_logs
+from server.settings import Settings
+
+_SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter while another one wants it. With Python's 5 ms the device's
+thread, which gives it up for every tensor operation, would wait that long each time a request is parsed."""
+_KEEP_ALIVE_SECONDS = 75
+
+_log = structlog.get_logger("server")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        arguments: flags; the process's own when None.
+
+    Returns:
+        The exit code: 0 after a drained end, 2 for settings that cannot be used, 1 for an address in use.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        settings = Settings(_cli_parse_args=given)  # type: ignore[call-arg]
+        registry.resolve(settings.backend)
+    except ValidationError as error:
+        for problem in error.errors():
+            name = ".".join(str(part) for part in problem["loc"])
+            print(f"{name}: {problem['msg']}" if name else problem["msg"], file=sys.stderr)
+        return 2
+    except (IndexerError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    configure_logs(settings.log_level, settings.log_format)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        listener = _bound(settings)
+    except OSError as error:
+        print(f"host = {settings.host}, port = {settings.port}: {error.strerror}", file=sys.stderr)
+        return 1
+    host, port = listener.getsockname()[:2]
+    _log.info("listening", host=host, port=port, tokens=len(settings.all_tokens()))
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.drain_seconds,
+        lifespan="on",
+        ws="none",
+    )
+    # uvicorn raises a signal again once it has drained; that must not end the process as if it had not.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    uvicorn.Server(config).run(sockets=[listener])
+    return 0
+
+
+def _bound(settings: Settings) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,140 @@
+"""The sidecar's settings: flags, then ``NVFP4_INDEXER_*`` in the environment, then these defaults."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from indexer.config import IndexerConfig
+from kernel.backends.base import Order, Precision
+
+MIB = 1 << 20
+_MIN_TOKEN_CHARS = 8
+
+
+class Settings(BaseSettings):
+    """Every setting is a flag (``--num-pages 512``) and a variable (``NVFP4_INDEXER_NUM_PAGES=512``)."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="NVFP4_INDEXER_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_prog_name="nvfp4-indexer serve",
+        frozen=True,
+        use_attribute_docstrings=True,
+    )
+
+    host: str = "127.0.0.1"
+    """Address to bind. Others than loopback need a token, or --insecure."""
+    port: int = Field(default=8421, ge=0, le=65535)
+    """Port to bind; 0 lets the system choose, and the log says which."""
+    tokens: Annotated[tuple[SecretStr, ...], NoDecode] = ()
+    """Bearer tokens, separated by commas. Each has sequences of its own. Better in the environment or a file
+    than in a flag, which every process of the machine can read."""
+    token_file: Path | None = None
+    """File of further bearer tokens, one a line."""
+    insecure: bool = False
+    """Serve without a token on an address that is not loopback."""
+
+    backend: str = "auto"
+    """Backend: auto takes the best that runs here."""
+    device: str | None = None
+    """Torch device; the backend's default when not given."""
+    precision: Precision = "exact"
+    """Precision of the scores: exact or fast."""
+    num_index_heads: int = 4
+    """Index heads of the sequences' queries: 1, 2 or 4. Case files bring their own."""
+    num_pages: int = Field(default=4096, ge=1)
+    """Pages of the cache: 9,216 bytes and 128 tokens each."""
+    topk_blocks: int = 16
+    """Blocks selected for a row of sequences when a call does not say."""
+    init_blocks: int = 0
+    """Blocks forced at a row's start when a call on sequences does not say."""
+    local_blocks: int = 1
+    """Blocks forced at a row's end when a call on sequences does not say."""
+    order: Order = "score"
+    """Order of block ids when a call does not say."""
+
+    queue_places: int = Field(default=64, ge=1)
+    """Requests that may be in the server, the running one included; the next one gets 429."""
+    queue_bytes: int = Field(default=1024 * MIB, ge=1)
+    """Bytes that the bodies of those requests may take together; more gets 429."""
+    max_body_bytes: int = Field(default=512 * MIB, ge=1)
+    """Longest binary body; a longer one gets 413."""
+    max_json_bytes: int = Field(default=1 * MIB, ge=1)
+    """Longest JSON body; a longer one gets 413."""
+    max_call_bytes: int = Field(default=2048 * MIB, ge=1)
+    """Memory that a call may take for scores, pages and block tables of its own; more gets 422."""
+    max_sequences: int = Field(default=65536, ge=1)
+    """Live sequences of all tokens together; the next one gets 409."""
+    deadline_seconds: float = Field(default=30.0, gt=0)
+    """Time for a request to arrive and to reach the device; afterwards it gets 504 and is not executed. A
+    call that has begun is finished. An answer must be taken within the same time."""
+    drain_seconds: int = Field(default=30, ge=0)
+    """Time that requests already in the server get to finish after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe events that are logged."""
+    log_format: Literal["json", "console"] = "json"
+    """Form of the log on stderr."""
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Settings:
+        for token in self.all_tokens():
+            if (
+                len(token) < _MIN_TOKEN_CHARS
+                or not token.isascii()
+                or not token.isprintable()
+                or " " in token
+            ):
+                raise ValueError(
+                    f"tokens: each must be at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
+                    "spaces; make one with `openssl rand -hex 16`"
+                )
+        if not (self.is_loopback or self.insecure or self.all_tokens()):
+            raise ValueError(
+                f"host = {self.host}: not a loopback address, and no token protects it; set "
+                "NVFP4_INDEXER_TOKENS or --token-file, or pass --insecure to serve everyone who can reach it"
+            )
+        self.indexer_config()
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def all_tokens(self) -> tuple[str, ...]:
+        """The bearer tokens of ``tokens`` and ``token_file``. None: no token is asked for."""
+        lines = self.token_file.read_text(encoding="utf-8").split() if self.token_file else []
+        return (*(token.get_secret_value() for token in self.tokens), *lines)
+
+    def indexer_config(self) -> IndexerConfig:
+        """What the scorer is built from.
+
+        Raises:
+            InvalidArgumentError: a setting is outside the contract.
+        """
+        return IndexerConfig(
+            num_index_heads=self.num_index_heads,
+            num_pages=self.num_pages,
+            topk_blocks=self.topk_blocks,
+            init_blocks=self.init_blocks,
+            local_blocks=self.local_blocks,
+            order=self.order,
+            backend=self.backend,
+            device=self.device,
+            precision=self.precision,
+        )

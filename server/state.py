@@ -1,0 +1,48 @@
+"""What the routes share: the settings, the worker, and the engine once it is warm."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from server.engine import Engine
+from server.metrics import Metrics
+from server.problems import ProblemError
+from server.settings import Settings
+from server.worker import Worker
+
+WARMING = "the backend is being prepared and checked against the oracle"
+"""What a server says until it is ready."""
+
+
+@dataclass
+class ServerState:
+    """One server's."""
+
+    settings: Settings
+    worker: Worker
+    metrics: Metrics
+    engine: Engine | None = None
+    """None until the self-test passed."""
+    not_ready: str = WARMING
+    """Why there is no engine yet."""
+    started: float = field(default_factory=time.monotonic)
+
+    def ready_engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ProblemError: 503, warming up or being shut down.
+        """
+        if self.engine is None or self.worker.stopping:
+            reason = self.not_ready if self.engine is None else "the server is being shut down"
+            raise ProblemError(503, "warming", f"{reason}; nothing was done", {"Retry-After": "1"})
+        return self.engine
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the server that a request came to."""
+    state: ServerState = request.app.state.server
+    return state

@@ -1,0 +1,246 @@
+"""The one thread that uses the device, and the places of the requests that wait for it.
+
+A request takes a place before its body is read, so that what the server holds is bounded, and keeps it until
+its answer is sent. Of the calls that wait, those that are given up, by a deadline or by a client that went
+away, are never run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+from server.problems import ProblemError
+
+T = TypeVar("T")
+_MAX_RETRY_SECONDS = 30.0
+_MEAN_WEIGHT = 0.1
+
+
+class _Job:
+    """A call that waits or runs. ``function`` is None once it was taken or given up."""
+
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], place: Place) -> None:
+        self.function: Callable[[], Any] | None = function
+        self.future = future
+        self.place = place
+        self.queued = time.perf_counter()
+
+
+class Worker:
+    """Runs calls one after another, in the order in which they came.
+
+    Args:
+        places: requests that may be in the server.
+        max_bytes: bytes that their bodies may take together.
+    """
+
+    def __init__(self, places: int, max_bytes: int) -> None:
+        self.places = places
+        self.max_bytes = max_bytes
+        self.places_taken = 0
+        self.bytes_taken = 0
+        self.busy = False
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._mean_seconds = 0.01
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name="device", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for the device."""
+        return len(self._jobs)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the server is being shut down."""
+        return self._stopping
+
+    def start(self) -> None:
+        """Start the thread, from the event loop that will ask for calls."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self, seconds: float) -> bool:
+        """Run what waits, then end the thread; False if that takes longer than ``seconds``."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            await asyncio.to_thread(self._thread.join, seconds)
+        return not self._thread.is_alive()
+
+    def admit(self) -> Place:
+        """Take a place.
+
+        Raises:
+            ProblemError: 429, all are taken.
+        """
+        if self.places_taken >= self.places:
+            raise self._full(f"all {self.places} places are taken")
+        self.places_taken += 1
+        return Place(self)
+
+    def submit(self, function: Callable[[], T], place: Place) -> _Job:
+        """Queue a call."""
+        if self._loop is None:
+            raise RuntimeError("the worker was not started")
+        job = _Job(function, self._loop.create_future(), place)
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify()
+        return job
+
+    def give_up(self, job: _Job) -> bool:
+        """Take a call back that has not begun; False when it has."""
+        with self._changed:
+            if job.function is None:
+                return False
+            job.function = None
+            self._jobs.remove(job)
+            return True
+
+    def reserve(self, num_bytes: int) -> None:
+        """Count bytes of a body that is about to be read.
+
+        Raises:
+            ProblemError: 429, the bodies in the server take too much memory already.
+        """
+        if self.bytes_taken + num_bytes > self.max_bytes and self.bytes_taken:
+            raise self._full(f"the bodies in the server take {self.bytes_taken} bytes of {self.max_bytes}")
+        self.bytes_taken += num_bytes
+
+    def _full(self, reason: str) -> ProblemError:
+        seconds = min(_MAX_RETRY_SECONDS, max(0.02, self._mean_seconds * (self.waiting + 1)))
+        return ProblemError(
+            429,
+            "busy",
+            f"{reason}; nothing was done, try again after the time given",
+            {"Retry-After": str(-int(-seconds // 1))},
+            retry_after_seconds=round(seconds, 3),
+        )
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._stopping)
+                if not self._jobs:
+                    return
+                job = self._jobs.popleft()
+                function, job.function = job.function, None
+                self.busy = True
+            began = time.perf_counter()
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                if function is not None:
+                    result = function()
+            except BaseException as raised:  # it belongs to whoever waits for the call
+                error = raised
+            function = None
+            seconds = time.perf_counter() - began
+            self._mean_seconds += _MEAN_WEIGHT * (seconds - self._mean_seconds)
+            self.busy = False
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(_finish, job, result, error, began - job.queued)
+            del job, result, error
+
+
+def _finish(job: _Job, result: Any, error: BaseException | None, waited: float) -> None:
+    job.place.finished()
+    if job.future.done():
+        return
+    if error is None:
+        job.future.set_result((result, waited))
+    else:
+        job.future.set_exception(error)
+
+
+class Place:
+    """A request's place in the server. Everything here runs on the event loop."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._bytes = 0
+        self._running = False
+        self._held = True
+        self._released = False
+
+    def reserve(self, num_bytes: int) -> None:
+        """See :meth:`Worker.reserve`."""
+        self._worker.reserve(num_bytes)
+        self._bytes += num_bytes
+
+    async def run(self, function: Callable[[], T], deadline: float, receive: Receive) -> tuple[T, float]:
+        """Run a call on the device's thread.
+
+        Args:
+            function: the call.
+            deadline: ``time.monotonic()`` by which it must have begun.
+            receive: of the request whose body was read, to notice that the client went away.
+
+        Returns:
+            What the call returned, and the seconds it waited.
+
+        Raises:
+            ProblemError: 504, the deadline passed first; or the client went away. The call was not run, or,
+                once it has begun, is finished and its result dropped.
+        """
+        job = self._worker.submit(function, self)
+        self._running = True
+        gone = asyncio.ensure_future(_disconnected(receive))
+        waiting: set[asyncio.Future[Any]] = {job.future, gone}
+        try:
+            left = max(0.0, deadline - time.monotonic())
+            await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not job.future.done() and not gone.done():
+                if self._give_up(job):
+                    raise ProblemError(504, "deadline", "the deadline passed in the queue; nothing was done")
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not job.future.done():
+                self._give_up(job)
+                raise ProblemError(499, "disconnected", "the client went away before the answer")
+            result: tuple[T, float] = job.future.result()
+            return result
+        except asyncio.CancelledError:
+            self._give_up(job)
+            raise
+        finally:
+            gone.cancel()
+            if not job.future.done():
+                job.future.cancel()
+
+    def _give_up(self, job: _Job) -> bool:
+        given_up = self._worker.give_up(job)
+        if given_up:
+            self._running = False
+        return given_up
+
+    def finished(self) -> None:
+        """The call is over."""
+        self._running = False
+        self._free()
+
+    def release(self) -> None:
+        """The request is over. The place is free once its call is, too."""
+        self._held = False
+        self._free()
+
+    def _free(self) -> None:
+        if not self._held and not self._running and not self._released:
+            self._released = True
+            self._worker.places_taken -= 1
+            self._worker.bytes_taken -= self._bytes
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

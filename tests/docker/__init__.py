@@ -1,0 +1,1 @@
+"""The images, without a Docker engine: linted, read, and their steps executed."""

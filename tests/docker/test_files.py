@@ -1,0 +1,180 @@
+"""What the Dockerfiles, compose.yaml and .dockerignore say."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from server.settings import Settings
+from tests.support.dockerfile import (
+    IMAGE_FOLDER,
+    Instruction,
+    environment_of,
+    exec_form,
+    ignore_patterns,
+    ignored,
+    instructions,
+    last,
+)
+from tests.support.live_server import LiveServer
+from tests.support.real_cases import ROOT
+
+FOLDER = ROOT / "docker"
+DOCKERFILES = sorted(FOLDER.glob("Dockerfile.*"))
+GFX950 = FOLDER / "Dockerfile.gfx950"
+HEALTHCHECK = FOLDER / "healthcheck.py"
+
+
+@pytest.fixture(params=DOCKERFILES, ids=lambda path: path.name)
+def found(request: pytest.FixtureRequest) -> list[Instruction]:
+    """The instructions of one of the Dockerfiles."""
+    path: Path = request.param
+    return instructions(path)
+
+
+def variables(found: list[Instruction]) -> dict[str, str]:
+    """Every variable that a Dockerfile sets."""
+    values = [environment_of(instruction.value) for instruction in found if instruction.keyword == "ENV"]
+    return {name: text for value in values for name, text in value.items()}
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_hadolint_finds_nothing(path: Path) -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if linter is None:
+        pytest.skip("hadolint is not installed: its package has binaries for Linux on x86_64 only")
+    done = subprocess.run([linter, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout == ""
+
+
+def test_bases_are_pinned() -> None:
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.gfx950"]
+    for path in DOCKERFILES:
+        name, _, tag = last(instructions(path), "FROM").partition(":")
+        assert name in ("python", "rocm/pytorch")
+        assert any(part.isdigit() for part in tag.replace("_", ".").split("."))
+        assert "latest" not in tag
+    tag = last(instructions(GFX950), "FROM")
+    assert ":rocm7." in tag, "FlyDSL 0.5.0 needs HIP 7"
+
+
+def test_the_server_runs_as_nobody_in_particular_and_is_watched(found: list[Instruction]) -> None:
+    keywords = [instruction.keyword for instruction in found]
+    user = last(found, "USER")
+    assert user.isdigit()
+    assert int(user) >= 1000
+    assert f"--uid {user} " in " ".join(step.value for step in found if step.keyword == "RUN")
+    assert exec_form(last(found, "ENTRYPOINT")) == ["nvfp4-indexer", "serve"]
+    _, _, command = last(found, "HEALTHCHECK").partition("CMD ")
+    assert exec_form(command) == ["python3", f"{IMAGE_FOLDER}/docker/healthcheck.py"]
+    assert last(found, "EXPOSE") == variables(found)["NVFP4_INDEXER_PORT"]
+    assert keywords.index("USER") < keywords.index("ENTRYPOINT")
+
+
+def test_gfx950_users_reach_the_device_and_kernels_are_compiled_last() -> None:
+    found = instructions(GFX950)
+    steps = [step.value for step in found if step.keyword == "RUN"]
+    assert any("--groups video,render" in step for step in steps)
+    compile_step = steps[-1]
+    assert compile_step.startswith("nvfp4-indexer kernel compile")
+    place = [(step.keyword, step.value) for step in found].index(("RUN", compile_step))
+    assert not any(step.keyword in ("COPY", "RUN") for step in found[place + 1 :])
+    cache = variables(found)["FLYDSL_RUNTIME_CACHE_DIR"]
+    assert f"--owner=indexer --group=indexer {cache}" in steps[0]
+
+
+def test_a_container_serves_only_with_a_token(
+    found: list[Instruction], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables(found).items():
+        if name != "NVFP4_INDEXER_BACKEND":  # that of gfx950 is not known on every branch of the registry
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="no token protects it"):
+        Settings()
+    monkeypatch.setenv("NVFP4_INDEXER_TOKENS", "0123456789abcdef")
+    assert Settings().host == "0.0.0.0"  # noqa: S104 - what the image says
+
+
+def test_every_variable_is_a_setting(found: list[Instruction]) -> None:
+    prefix = "NVFP4_INDEXER_"
+    names = {name for name in variables(found) if name.startswith(prefix)}
+    for service in compose()["services"].values():
+        names |= service["environment"].keys()
+    assert {name.removeprefix(prefix).lower() for name in names} <= Settings.model_fields.keys()
+
+
+def test_images_get_what_the_wheel_needs_and_nothing_else() -> None:
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode:
+        pytest.skip("not a git clone: what belongs to the repository is not known")
+    files = listing.stdout.splitlines()
+    patterns = ignore_patterns(ROOT)
+    let_in = {file for file in files if not ignored(patterns, file)}
+    rooms = ("kernel/", "indexer/", "server/", "client/")
+    assert {file for file in files if file.startswith(rooms)} <= let_in
+    others = {file for file in let_in if not file.startswith(rooms)}
+    assert others == {
+        "pyproject.toml",
+        "requirements.lock",
+        "README.md",
+        "LICENSE",
+        "docker/healthcheck.py",
+        "tests/data/code_8k_l20.safetensors",
+    }
+    for file in (".git/config", ".venv/bin/python", "kernel/__pycache__/page.pyc", "tokens", "docker/tokens"):
+        assert ignored(patterns, file), file
+
+
+def compose() -> dict[str, Any]:
+    """compose.yaml as Compose reads it."""
+    content = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def test_compose_gives_the_gpu_and_no_more() -> None:
+    services = compose()["services"]
+    gpu = services["gfx950"]
+    assert gpu["devices"] == ["/dev/kfd", "/dev/dri"]
+    assert len(gpu["group_add"]) == 2
+    assert all(group.startswith("${") and group.split(":-")[1][:-1].isdigit() for group in gpu["group_add"])
+    assert gpu["shm_size"]
+    for name, service in services.items():
+        assert service["ports"] == ["127.0.0.1:8421:8421"]
+        assert service["cap_drop"] == ["ALL"]
+        assert "privileged" not in service
+        assert service["environment"]["NVFP4_INDEXER_TOKENS"].startswith("${NVFP4_INDEXER_TOKENS:?")
+        assert (FOLDER / service["build"]["context"]).resolve() == ROOT
+        dockerfile = ROOT / service["build"]["dockerfile"]
+        assert dockerfile.name == f"Dockerfile.{name}"
+        assert service["healthcheck"]["test"][1:] == exec_form(
+            last(instructions(dockerfile), "HEALTHCHECK").partition("CMD ")[2]
+        )
+        drain = Settings.model_fields["drain_seconds"].default
+        assert int(service["stop_grace_period"].removesuffix("s")) > drain
+    assert "devices" not in services["cpu"]
+
+
+def test_the_health_check_tells_ready_from_not() -> None:
+    def check(port: str) -> subprocess.CompletedProcess[str]:
+        environment = {"NVFP4_INDEXER_PORT": port, "http_proxy": "http://127.0.0.1:9"}
+        return subprocess.run(
+            [sys.executable, "-I", HEALTHCHECK], env=environment, capture_output=True, text=True, check=False
+        )
+
+    tokens = {"NVFP4_INDEXER_TOKENS": "0123456789abcdef"}
+    with LiveServer("--backend=cpu", "--num-pages=8", environment=tokens) as server:
+        port = server.url.rpartition(":")[2]
+        ready = check(port)
+        assert ready.returncode == 0, ready.stdout
+    gone = check(port)
+    assert gone.returncode == 1
+    assert "refused" in gone.stdout

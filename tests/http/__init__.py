@@ -1,0 +1,1 @@
+"""The sidecar as its users meet it: a live server on loopback."""

@@ -1,0 +1,169 @@
+"""Warming, a full queue, deadlines, clients that leave, the end of the server, and its restart."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from indexer.case import encode_case
+from indexer.wire import encode_keys
+from tests.support.http_calls import BINARY, assert_problem, binary, make_sequence, normals, random_case
+from tests.support.live_server import LiveServer
+
+SLOW = "/v1/profile?repeats=60"
+"""A call that keeps the device busy for some seconds."""
+
+
+def _slow_body() -> bytes:
+    return encode_case(random_case(((4096, 128),)))
+
+
+def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+class _Background:
+    """A request in a thread."""
+
+    def __init__(self, server: LiveServer, path: str, body: bytes) -> None:
+        self.reply: httpx.Response | None = None
+
+        def ask() -> None:
+            with server.client() as client:
+                self.reply = client.post(path, timeout=120, **binary(body))
+
+        self._thread = threading.Thread(target=ask)
+        self._thread.start()
+
+    def wait(self) -> httpx.Response:
+        """Its answer."""
+        self._thread.join(120)
+        assert self.reply is not None
+        return self.reply
+
+
+def _busy(client: httpx.Client) -> bool:
+    return bool(client.get("/v1/activity").json()["busy"])
+
+
+def _check_warming(live: LiveServer) -> None:
+    with live.client() as client:
+        body = binary(encode_case(random_case(((200, 3),))))
+        assert client.get("/healthz").json() == {"status": "ok"}
+        reply = client.get("/readyz")
+        assert_problem(reply, 503, "warming")
+        assert int(reply.headers["retry-after"]) >= 1
+        assert_problem(client.post("/v1/score", **body), 503, "warming")
+        assert_problem(client.post("/v1/sequences"), 503, "warming")
+        assert "nvfp4_indexer_ready 0.0" in client.get("/metrics").text
+        _until(lambda: client.get("/readyz").status_code == 200, 120)
+        assert client.post("/v1/score", **body).status_code == 200
+
+
+def test_a_backend_that_fails_its_self_test_is_never_served() -> None:
+    wrong = "tests.http.wrong_server"
+    with LiveServer("--backend=cpu", ready=False, module=wrong) as live, live.client() as client:
+        _until(lambda: any(event["event"] == "self-test failed" for event in live.events()), 120)
+        problem = assert_problem(client.get("/readyz"), 503, "warming")
+        assert "self-test failed" in problem["detail"]
+        assert_problem(client.post("/v1/sequences"), 503, "warming")
+        assert client.get("/healthz").status_code == 200
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[LiveServer]:
+    """A server with three places and a short deadline."""
+    with LiveServer("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8") as live:
+        yield live
+
+
+def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) -> None:
+    live = narrow
+    with live.client() as client:
+        sequence = make_sequence(client)
+        small = encode_case(random_case(((10, 1),)))
+        slow = _Background(live, SLOW, _slow_body())
+        _until(lambda: _busy(client))
+        late = _Background(live, f"/v1/sequences/{sequence}/keys", _keys(5))
+        parts = urlsplit(live.url)
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0))) as leaving:
+            head = f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BINARY}\r\n"
+            leaving.sendall(f"{head}Content-Length: {len(small)}\r\n\r\n".encode() + small)
+            _until(lambda: client.get("/v1/activity").json()["places_taken"] == 3)
+            reply = client.post("/v1/score", **binary(small))
+            problem = assert_problem(reply, 429, "busy")
+            assert int(reply.headers["retry-after"]) >= 1
+            assert problem["retry_after_seconds"] > 0
+        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 2)
+        assert_problem(late.wait(), 504, "deadline")
+        assert _busy(client), "the deadline is answered while the device is still busy"
+        assert slow.wait().status_code == 200
+        assert client.get(f"/v1/sequences/{sequence}").json()["length"] == 0, "a late append is not executed"
+        assert client.get("/v1/activity").json()["places_taken"] == 0
+
+
+def test_a_body_that_never_arrives_frees_its_place(narrow: LiveServer) -> None:
+    with narrow.client() as client:
+        parts = urlsplit(narrow.url)
+        with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as stalled:
+            head = f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BINARY}\r\n"
+            stalled.sendall(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
+            _until(lambda: client.get("/v1/activity").json()["places_taken"] == 1)
+            assert stalled.recv(4096).startswith(b"HTTP/1.1 504")
+        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 0)
+        assert client.post("/v1/score", **binary(encode_case(random_case(((10, 1),))))).status_code == 200
+
+
+def test_sigterm_drains_and_refuses_what_comes_later() -> None:
+    flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
+    with LiveServer(*flags) as live, live.client() as client:
+        running = _Background(live, SLOW, _slow_body())
+        _until(lambda: _busy(client))
+        waiting = _Background(live, "/v1/score", encode_case(random_case(((10, 1),))))
+        _until(lambda: client.get("/v1/activity").json()["waiting"] == 1)
+        live.process.send_signal(signal.SIGTERM)
+        assert running.wait().status_code == 200
+        assert waiting.wait().status_code == 200
+        assert live.process.wait(120) == 0
+        with pytest.raises(httpx.TransportError):
+            client.get("/healthz")
+
+
+def test_a_killed_server_starts_again_warms_up_and_knows_nothing_of_before() -> None:
+    with LiveServer("--backend=cpu", "--num-pages=8") as live:
+        with live.client() as client:
+            sequence = make_sequence(client, normals(300, 128))
+        port = urlsplit(live.url).port
+        live.kill()
+    flags = ("--backend=cpu", "--num-pages=8", f"--port={port}")
+    with LiveServer(*flags, ready=False) as again, again.client() as client:
+        _check_warming(again)
+        make_sequence(client, normals(5, 128))
+        assert_problem(client.get(f"/v1/sequences/{sequence}"), 404, "unknown-sequence", "id")
+        reply = client.post(f"/v1/sequences/{sequence}/keys", **binary(_keys(3)))
+        assert_problem(reply, 404, "unknown-sequence", "id")
+        assert client.get("/v1/cache").json()["used_pages"] == 1
+
+
+def test_the_log_is_json_with_request_ids(client: httpx.Client, server: LiveServer) -> None:
+    client.get("/v1/info", headers={"X-Request-Id": "find-me"})
+    _until(lambda: any(event.get("request_id") == "find-me" for event in server.events()), 10)
+    event = next(event for event in server.events() if event.get("request_id") == "find-me")
+    assert (event["event"], event["status"], event["path"]) == ("request", 200, "/v1/info")
+    for line in server.log_text().splitlines():
+        json.loads(line)
+
+
+def _keys(count: int) -> bytes:
+    return b"".join(encode_keys(normals(count, 128)))

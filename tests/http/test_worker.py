@@ -1,0 +1,263 @@
+"""The device's thread and its places: order, deadlines, disconnects, draining. Deterministic, no server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from starlette.types import Message
+
+from server.problems import ProblemError
+from server.worker import Place, Worker
+
+SOON = 30.0
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError("never set")
+
+
+async def _gone() -> Message:
+    return {"type": "http.disconnect"}
+
+
+def _blocked(release: threading.Event) -> Callable[[], str]:
+    def call() -> str:
+        assert release.wait(SOON)
+        return "done"
+
+    return call
+
+
+def run(scenario: Callable[[Worker], Awaitable[None]], places: int = 8, max_bytes: int = 1000) -> None:
+    """Run a scenario on a started worker and stop it."""
+
+    async def main() -> None:
+        worker = Worker(places, max_bytes)
+        worker.start()
+        try:
+            await scenario(worker)
+        finally:
+            assert await worker.stop(SOON)
+
+    asyncio.run(main())
+
+
+def _later(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.005)
+
+
+def test_calls_run_one_at_a_time_in_order_on_one_thread() -> None:
+    seen: list[tuple[int, int]] = []
+
+    async def scenario(worker: Worker) -> None:
+        def call(number: int) -> int:
+            seen.append((number, threading.get_ident()))
+            return number
+
+        jobs = [
+            worker.admit().run(lambda number=number: call(number), _later(SOON), _never)  # type: ignore[misc]
+            for number in range(8)
+        ]
+        results = await asyncio.gather(*jobs)
+        assert [result for result, _ in results] == list(range(8))
+
+    run(scenario)
+    assert [number for number, _ in seen] == list(range(8))
+    assert len({thread for _, thread in seen}) == 1
+    assert seen[0][1] != threading.get_ident()
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    async def scenario(worker: Worker) -> None:
+        places = [worker.admit(), worker.admit()]
+        with pytest.raises(ProblemError, match="places are taken") as raised:
+            worker.admit()
+        assert raised.value.status == 429
+        assert int(raised.value.headers["Retry-After"]) >= 1
+        assert 0 < raised.value.members["retry_after_seconds"] <= 30
+        places[0].release()
+        places[0].release()
+        worker.admit()
+        with pytest.raises(ProblemError):
+            worker.admit()
+
+    run(scenario, places=2)
+
+
+def test_bodies_are_bounded_together() -> None:
+    async def scenario(worker: Worker) -> None:
+        first, second = worker.admit(), worker.admit()
+        first.reserve(900)
+        with pytest.raises(ProblemError, match="900 bytes of 1000") as raised:
+            second.reserve(101)
+        assert raised.value.status == 429
+        second.reserve(100)
+        first.release()
+        assert worker.bytes_taken == 100
+
+    run(scenario)
+
+
+def test_a_single_body_may_exceed_the_bound_of_all() -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.admit().reserve(5000)
+
+    run(scenario)
+
+
+def test_a_call_past_its_deadline_is_not_run() -> None:
+    ran: list[int] = []
+
+    async def scenario(worker: Worker) -> None:
+        release = threading.Event()
+        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
+        await _until(lambda: worker.busy)
+        second = worker.admit()
+        with pytest.raises(ProblemError) as raised:
+            await second.run(lambda: ran.append(1), _later(0.05), _never)
+        assert (raised.value.status, raised.value.kind) == (504, "deadline")
+        second.release()
+        assert worker.places_taken == 1
+        release.set()
+        assert (await first)[0] == "done"
+
+    run(scenario)
+    assert not ran
+
+
+def test_a_call_that_has_begun_is_finished_after_its_deadline() -> None:
+    async def scenario(worker: Worker) -> None:
+        release = threading.Event()
+        call = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(0.05), _never))
+        await asyncio.sleep(0.2)
+        assert not call.done()
+        release.set()
+        assert (await call)[0] == "done"
+
+    run(scenario)
+
+
+def test_a_client_that_goes_away_frees_its_place_and_its_call() -> None:
+    ran: list[int] = []
+
+    async def scenario(worker: Worker) -> None:
+        release = threading.Event()
+        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
+        await _until(lambda: worker.busy)
+        second = worker.admit()
+        with pytest.raises(ProblemError) as raised:
+            await second.run(lambda: ran.append(1), _later(SOON), _gone)
+        assert raised.value.kind == "disconnected"
+        assert worker.waiting == 0
+        second.release()
+        assert worker.places_taken == 1
+        release.set()
+        await first
+
+    run(scenario)
+    assert not ran
+
+
+def test_a_running_call_keeps_its_place_though_its_client_is_gone() -> None:
+    async def scenario(worker: Worker) -> None:
+        release = threading.Event()
+        place = worker.admit()
+        leave = asyncio.Event()
+
+        async def receive() -> Message:
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        call = asyncio.ensure_future(place.run(_blocked(release), _later(SOON), receive))
+        await _until(lambda: worker.busy)
+        leave.set()
+        with pytest.raises(ProblemError, match="went away"):
+            await call
+        place.release()
+        assert worker.places_taken == 1, "the device is still busy with it"
+        release.set()
+        await _until(lambda: worker.places_taken == 0)
+
+    run(scenario)
+
+
+def test_a_cancelled_request_takes_its_call_back() -> None:
+    ran: list[int] = []
+
+    async def scenario(worker: Worker) -> None:
+        release = threading.Event()
+        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
+        await _until(lambda: worker.busy)
+        second = asyncio.ensure_future(worker.admit().run(lambda: ran.append(1), _later(SOON), _never))
+        await asyncio.sleep(0.02)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        release.set()
+        await first
+
+    run(scenario)
+    assert not ran
+
+
+def test_errors_reach_their_own_call_only() -> None:
+    async def scenario(worker: Worker) -> None:
+        def fails() -> None:
+            raise KeyError("mine")
+
+        good, bad = (worker.admit() for _ in range(2))
+        results = await asyncio.gather(
+            bad.run(fails, _later(SOON), _never),
+            good.run(lambda: 7, _later(SOON), _never),
+            return_exceptions=True,
+        )
+        assert isinstance(results[0], KeyError)
+        assert isinstance(results[1], tuple)
+        assert results[1][0] == 7
+
+    run(scenario)
+
+
+def test_stopping_runs_what_waits() -> None:
+    async def main() -> None:
+        worker = Worker(8, 1000)
+        worker.start()
+        release = threading.Event()
+        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
+        second = asyncio.ensure_future(worker.admit().run(lambda: 2, _later(SOON), _never))
+        await _until(lambda: worker.waiting == 1)
+        stopping = asyncio.ensure_future(worker.stop(SOON))
+        await asyncio.sleep(0.02)
+        release.set()
+        assert await stopping
+        assert (await first)[0] == "done"
+        assert (await second)[0] == 2
+
+    asyncio.run(main())
+
+
+def test_stopping_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        worker = Worker(8, 1000)
+        worker.start()
+        release = threading.Event()
+        place: Place = worker.admit()
+        call = asyncio.ensure_future(place.run(_blocked(release), _later(SOON), _never))
+        await _until(lambda: worker.busy)
+        assert not await worker.stop(0.05)
+        release.set()
+        await call
+
+    asyncio.run(main())

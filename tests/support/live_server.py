@@ -1,0 +1,107 @@
+"""A live sidecar in a process of its own, on a loopback port that the system picks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+START_SECONDS = 120.0
+"""Time to import torch and pass the self-test on a busy machine."""
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class LiveServer:
+    """Starts ``python -m server`` and waits until it listens, and until it is ready unless told otherwise.
+
+    Args:
+        flags: settings as flags.
+        environment: further environment variables.
+        ready: whether to wait for the self-test.
+        module: what is run, and any words before the flags, for tests that wrap the server.
+    """
+
+    def __init__(
+        self,
+        *flags: str,
+        environment: Mapping[str, str] | None = None,
+        ready: bool = True,
+        module: str = "server",
+    ) -> None:
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the server runs
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("NVFP4_INDEXER_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", *module.split(), "--port", "0", *flags],
+            cwd=_ROOT,
+            stderr=self._log,
+            env={**inherited, **(environment or {})},
+        )
+        try:
+            self.url = f"http://127.0.0.1:{self._wait_for('listening')['port']}"
+            if ready:
+                self._wait_for("ready")
+        except BaseException:
+            self.kill()
+            self._log.close()
+            raise
+
+    def __enter__(self) -> LiveServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def client(self, token: str | None = None) -> httpx.Client:
+        """An httpx client of this server."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, trust_env=False)
+
+    def events(self) -> list[dict[str, Any]]:
+        """The log so far."""
+        self._log.flush()
+        lines = Path(f"/proc/self/fd/{self._log.fileno()}").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def log_text(self) -> str:
+        """Everything the server wrote to stderr."""
+        return Path(f"/proc/self/fd/{self._log.fileno()}").read_text(encoding="utf-8")
+
+    def stop(self, seconds: float = 60) -> int:
+        """SIGTERM, and the exit code; killed if it takes longer."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                raise
+        self._log.close()
+        return self.process.returncode
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def _wait_for(self, event: str) -> dict[str, Any]:
+        end = time.monotonic() + START_SECONDS
+        while time.monotonic() < end:
+            for found in self.events():
+                if found["event"] == event:
+                    return found
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise AssertionError(f"the server logged no {event!r} event: {self.log_text()[-2000:]}")
