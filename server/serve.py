@@ -21,6 +21,8 @@ _SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter while another one wants it. With Python's 5 ms the device's
 thread, which gives it up for every tensor operation, would wait that long each time a request is parsed."""
 _KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
+"""Connections that wait to be accepted."""
 
 _log = structlog.get_logger("server")
 
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=settings.drain_seconds,
         lifespan="on",
@@ -81,6 +84,8 @@ def _bound(settings: Settings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        # Before the log says so: whoever reads it may connect, and waits until the event loop runs.
+        listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
