@@ -1,8 +1,9 @@
 """FlyDSL's launch runtime, guarded: where launches go, what must be there first, and the errors it swallows.
 
-``libfly_jit_runtime.so`` is loaded by FlyDSL's first launch; a missing HIP, a wrong version or a missing symbol
-ends the process there. :func:`preflight` loads it beforehand, where those are exceptions. A HIP call that fails
-in a launch is printed and the launch returns normally, so every launch goes through :func:`launching`.
+``libfly_jit_runtime.so`` is loaded by FlyDSL's first launch; a missing HIP, a wrong version or a missing
+symbol ends the process there. :func:`preflight` loads it beforehand, where those are exceptions. A HIP call
+that fails in a launch is printed and the launch returns normally, so every launch goes through
+:func:`launching`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Device(Protocol):
         ...
 
     def take_failure(self) -> BaseException | None:
-        """What went wrong in a launch by the device's own account since the last take; None on real hardware."""
+        """What went wrong in this thread's launches, by the device's own account, since the last take.
+
+        None on real hardware.
+        """
         ...
 
 
@@ -69,7 +73,7 @@ def runtime_path() -> Path:
 
 
 def preflight(device: Device) -> None:
-    """Everything that would end the process at the first launch, or make it silently do nothing, as an exception.
+    """What would end the process at the first launch, or make it silently do nothing, as an exception.
 
     Raises:
         DeviceUnavailableError: what is missing and the remedy.
@@ -108,8 +112,8 @@ def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         tensors: every tensor whose address the launch is given.
 
     Raises:
-        LaunchError: a HIP call failed, before (a launch outside of this guard) or in the launch. The simulated
-            device's own exception is its cause.
+        LaunchError: a HIP call failed, in the launch or before it (in a launch outside of this guard). The
+            simulated device's own exception is its cause.
     """
     runtime = _runtime()
     stale = runtime.flydslRuntimeTakeError()
