@@ -1,0 +1,79 @@
+"""The linker that FlyDSL's compiler runs: ``$ROCM_PATH/llvm/bin/ld.lld``, without which no kernel compiles.
+
+A ROCm image has it there. Elsewhere any LLD does: a folder of that shape is made in the user's cache, and
+ROCM_PATH points to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+
+from kernel.errors import DeviceUnavailableError
+
+_OLDEST_LLVM = 15
+"""Older LLDs refuse the code object version that FlyDSL asks for."""
+_NEWEST_LLVM = 30
+"""The newest Debian package name that is looked for."""
+_IN_TOOLKIT = Path("llvm", "bin", "ld.lld")
+
+
+def prepare() -> None:
+    """Set ROCM_PATH, unless it has a linker already.
+
+    Raises:
+        DeviceUnavailableError: no linker was found, or the cache folder cannot be written.
+    """
+    for root in (os.environ.get("ROCM_PATH"), "/opt/rocm"):
+        if root and Path(root, _IN_TOOLKIT).is_file():
+            os.environ["ROCM_PATH"] = root
+            return
+    os.environ["ROCM_PATH"] = str(_toolkit(command()))
+
+
+def command() -> list[str]:
+    """The command of an LLD outside ROCm: on the path, in Debian's folders, in the ``ziglang`` package.
+
+    Raises:
+        DeviceUnavailableError: there is none.
+    """
+    versions = range(_NEWEST_LLVM, _OLDEST_LLVM - 1, -1)
+    for name in ("ld.lld", *(f"/usr/lib/llvm-{version}/bin/ld.lld" for version in versions)):
+        path = shutil.which(name)
+        if path is not None:
+            return [path]
+    zig = importlib.util.find_spec("ziglang")
+    for folder in (zig.submodule_search_locations or []) if zig else []:
+        if Path(folder, "zig").is_file():
+            return [str(Path(folder, "zig")), "ld.lld"]
+    raise DeviceUnavailableError(
+        "no ld.lld, which FlyDSL's compiler needs, was found in $ROCM_PATH/llvm/bin or on the path",
+        "pip install ziglang, apt install lld, or set ROCM_PATH to a ROCm installation",
+    )
+
+
+def _toolkit(linker: list[str]) -> Path:
+    """A folder with ``llvm/bin/ld.lld``, a script that runs ``linker``."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    key = hashlib.sha256(shlex.join(linker).encode()).hexdigest()[:16]
+    root = Path(cache if cache else Path.home() / ".cache") / "nvfp4-indexer" / "rocm-toolkit" / key
+    script = root / _IN_TOOLKIT
+    if not script.is_file():
+        try:
+            script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=script.parent) as scratch:
+                written = Path(scratch, script.name)
+                written.write_text(f'#!/bin/sh\nexec {shlex.join(linker)} "$@"\n')
+                written.chmod(0o700)
+                written.replace(script)  # atomic: a process that looks meanwhile sees all of it or nothing
+        except OSError as error:
+            raise DeviceUnavailableError(
+                f"the folder {root} for FlyDSL's linker cannot be made: {error}",
+                "set XDG_CACHE_HOME to a folder that can be written",
+            ) from error
+    return root
