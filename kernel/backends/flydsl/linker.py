@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
 from kernel.errors import DeviceUnavailableError
 
-_OLDEST_LLVM = 15
-"""Older LLDs refuse the code object version that FlyDSL asks for."""
+_OLDEST_LLVM = 19
+"""The oldest LLD that is known to link code objects of version 6, which FlyDSL makes."""
 _NEWEST_LLVM = 30
 """The newest Debian package name that is looked for."""
 _IN_TOOLKIT = Path("llvm", "bin", "ld.lld")
@@ -45,16 +47,26 @@ def command() -> list[str]:
     versions = range(_NEWEST_LLVM, _OLDEST_LLVM - 1, -1)
     for name in ("ld.lld", *(f"/usr/lib/llvm-{version}/bin/ld.lld" for version in versions)):
         path = shutil.which(name)
-        if path is not None:
+        if path is not None and _lld_version(path) >= _OLDEST_LLVM:
             return [path]
     zig = importlib.util.find_spec("ziglang")
     for folder in (zig.submodule_search_locations or []) if zig else []:
         if Path(folder, "zig").is_file():
             return [str(Path(folder, "zig")), "ld.lld"]
     raise DeviceUnavailableError(
-        "no ld.lld, which FlyDSL's compiler needs, was found in $ROCM_PATH/llvm/bin or on the path",
-        "pip install ziglang, apt install lld, or set ROCM_PATH to a ROCm installation",
+        f"no ld.lld of LLVM {_OLDEST_LLVM} or newer, which FlyDSL's compiler needs, is in $ROCM_PATH/llvm/bin "
+        "or on the path",
+        "pip install ziglang, apt install lld-19, or set ROCM_PATH to a ROCm installation",
     )
+
+
+def _lld_version(program: str) -> int:
+    try:
+        shown = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    version = re.search(r"LLD (\d+)", shown)
+    return int(version[1]) if version else 0
 
 
 def _toolkit(linker: list[str]) -> Path:

@@ -172,7 +172,7 @@ class SimulatedDevice:
     def calls(self) -> dict[str, int]:
         """How often each HIP function was called in this process."""
         library = self._loaded()
-        found = {}
+        found: dict[str, int] = {}
         count = ctypes.c_uint64()
         while (name := library.sim_call(len(found), ctypes.byref(count))) is not None:
             found[name.decode()] = count.value
