@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernel.contract import MAX_TOPK as MAX_TOPK
+from kernel.contract import SUPPORTED_HEADS as SUPPORTED_HEADS
 from kernel.page import BLOCK_TOKENS, blocks_of
 
-SUPPORTED_HEADS = (1, 2, 4)
-"""Index heads a rank may hold (MiniMax-M3 has 4; 2 and 1 remain at tensor parallel 2 and 4)."""
-MAX_TOPK = 64
-"""Most blocks a row may select."""
 LOCAL_SCORE = 1e29
 """Score of the last ``local_blocks`` causal blocks of a row. A block that is also an init block gets this."""
 INIT_SCORE = 1e30

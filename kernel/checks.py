@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from kernel.batch import MAX_TOPK, SUPPORTED_HEADS, Request, ScoreBatch
+from kernel.contract import MAX_SEQ_LEN as MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.page import HEAD_DIM, as_pages
-
-MAX_SEQ_LEN = 1 << 20
-"""Longest context, tokens."""
 
 
 def check_heads(num_heads: int) -> None:
@@ -17,7 +17,10 @@ def check_heads(num_heads: int) -> None:
     _check_int("num_index_heads", num_heads)
     if num_heads not in SUPPORTED_HEADS:
         raise InvalidArgumentError(
-            "num_index_heads", num_heads, f"must be one of {SUPPORTED_HEADS}", "score the heads in such groups"
+            "num_index_heads",
+            num_heads,
+            f"must be one of {SUPPORTED_HEADS}",
+            "score the heads in such groups",
         )
 
 
@@ -43,7 +46,10 @@ def check_order(order: str) -> None:
 
 def check_finite(argument: str, values: torch.Tensor) -> None:
     """Refuse NaN and infinity, naming the first position that holds one."""
-    finite = torch.isfinite(values.float() if values.dtype == torch.float8_e4m3fn else values)
+    if values.dtype == torch.float8_e4m3fn:  # NaN is its only value that is not finite
+        finite = values.view(torch.uint8) & 0x7F != 0x7F
+    else:
+        finite = torch.isfinite(values)
     if not bool(finite.all()):
         position = tuple((~finite).nonzero()[0].tolist())
         raise InvalidArgumentError(
@@ -59,19 +65,25 @@ def check_tensor(
     tensor: torch.Tensor,
     *,
     dtypes: tuple[torch.dtype, ...],
-    shape: tuple[int | None, ...],
+    shape: tuple[int | None, ...] | None,
     device: torch.device,
 ) -> None:
-    """Refuse a wrong type, dtype, shape (None: any size) or device."""
+    """Refuse a wrong type, layout, dtype, shape (None: any size, or any shape) or device."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(argument, type(tensor).__name__, "must be a torch.Tensor", "convert it")
+    if tensor.layout != torch.strided:
+        raise InvalidArgumentError(f"{argument}.layout", tensor.layout, "must be torch.strided", "convert it")
     if tensor.dtype not in dtypes:
         raise InvalidArgumentError(
             f"{argument}.dtype", tensor.dtype, f"must be one of {', '.join(map(str, dtypes))}", "convert it"
         )
-    if tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape)):
+    if shape is not None and (
+        tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape))
+    ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InvalidArgumentError(f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "reshape it")
+        raise InvalidArgumentError(
+            f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "reshape it"
+        )
     if tensor.device != device:
         raise InvalidArgumentError(f"{argument}.device", tensor.device, f"must be {device}", "move it there")
 
@@ -141,6 +153,16 @@ def check_scores_buffer(scores: torch.Tensor, batch: ScoreBatch) -> None:
         raise InvalidArgumentError(
             "scores.stride(2)", scores.stride(2), "must be 1", "keep a row's blocks next to each other"
         )
+    extent = 1
+    for size, stride in sorted(zip(scores.shape, scores.stride()), key=lambda axis: axis[1]):
+        if size > 1 and stride < extent and scores.numel():
+            raise InvalidArgumentError(
+                "scores.stride()",
+                scores.stride(),
+                "two cells must not share memory",
+                "pass a buffer of its own",
+            )
+        extent += (size - 1) * stride
 
 
 def _check_int(argument: str, value: object) -> None:
@@ -150,26 +172,40 @@ def _check_int(argument: str, value: object) -> None:
 
 def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tuple[Request, ...]:
     if cu_seqlens_q[0] != 0:
-        raise InvalidArgumentError("cu_seqlens_q[0]", cu_seqlens_q[0], "must be 0", "pass exclusive prefix sums")
-    for i, (start, end) in enumerate(zip(cu_seqlens_q, cu_seqlens_q[1:])):
+        raise InvalidArgumentError(
+            "cu_seqlens_q[0]", cu_seqlens_q[0], "must be 0", "pass exclusive prefix sums"
+        )
+    for i, (start, end) in enumerate(pairwise(cu_seqlens_q)):
         if end < start:
             raise InvalidArgumentError(
-                f"cu_seqlens_q[{i + 1}]", end, f"must be at least cu_seqlens_q[{i}] = {start}", "sort out the lengths"
+                f"cu_seqlens_q[{i + 1}]",
+                end,
+                f"must be at least cu_seqlens_q[{i}] = {start}",
+                "sort out the lengths",
             )
     if cu_seqlens_q[-1] != total_q:
         raise InvalidArgumentError(
-            "cu_seqlens_q[-1]", cu_seqlens_q[-1], f"must be total_q = {total_q}", "pass q and its offsets together"
+            "cu_seqlens_q[-1]",
+            cu_seqlens_q[-1],
+            f"must be total_q = {total_q}",
+            "pass q and its offsets together",
         )
     requests = []
     for i, seq_len in enumerate(seq_lens):
         query_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i]
         if seq_len < query_len:
             raise InvalidArgumentError(
-                f"seq_lens[{i}]", seq_len, f"must be at least its {query_len} queries", "count this step's tokens in"
+                f"seq_lens[{i}]",
+                seq_len,
+                f"must be at least its {query_len} queries",
+                "count this step's tokens in",
             )
         if seq_len > MAX_SEQ_LEN:
             raise InvalidArgumentError(
-                f"seq_lens[{i}]", seq_len, f"must be at most {MAX_SEQ_LEN}", "the indexer is made for such contexts"
+                f"seq_lens[{i}]",
+                seq_len,
+                f"must be at most {MAX_SEQ_LEN}",
+                "the indexer is made for such contexts",
             )
         requests.append(Request(i, cu_seqlens_q[i], query_len, seq_len))
     return tuple(requests)
@@ -183,7 +219,8 @@ def _check_block_table(block_table: torch.Tensor, requests: tuple[Request, ...],
         raise InvalidArgumentError(
             "block_table.shape[1]",
             block_table.shape[1],
-            f"must be at least {longest.num_blocks}, the blocks of seq_lens[{longest.table_row}] = {longest.seq_len}",
+            f"must be at least {longest.num_blocks}, the blocks of seq_lens[{longest.table_row}] = "
+            f"{longest.seq_len}",
             "widen the block table",
         )
     used_blocks = torch.tensor([request.num_blocks for request in requests], device=block_table.device)
@@ -197,5 +234,3 @@ def _check_block_table(block_table: torch.Tensor, requests: tuple[Request, ...],
             f"must lie in [0, {num_pages}), the pages of the cache",
             "only columns past a request's blocks may hold anything",
         )
-
-

@@ -21,6 +21,27 @@ class InvalidArgumentError(IndexerError, ValueError):
         self.remedy = remedy
 
 
+class CaseFileError(InvalidArgumentError):
+    """A case file is malformed; ``argument`` is the tensor or the metadata field at fault.
+
+    The message is ``file: argument = value: limit; remedy``, without ``file`` for a body in memory.
+    """
+
+    def __init__(
+        self, argument: str, value: object, limit: str, remedy: str, file: str | None = None
+    ) -> None:
+        super().__init__(argument, value, limit, remedy)
+        self.file = file
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if self.file is None else f"{self.file}: {message}"
+
+    def in_file(self, file: str) -> CaseFileError:
+        """The same error, naming the file."""
+        return CaseFileError(self.argument, self.value, self.limit, self.remedy, file)
+
+
 class OutOfPagesError(IndexerError):
     """The cache has too few free pages for an append or a fork. Nothing was changed."""
 

@@ -12,24 +12,16 @@ from __future__ import annotations
 
 import torch
 
+from kernel.contract import BLOCK_TOKENS as BLOCK_TOKENS
+from kernel.contract import CODE_BYTES as CODE_BYTES
+from kernel.contract import GROUP_DIMS as GROUP_DIMS
+from kernel.contract import GROUPS as GROUPS
+from kernel.contract import HEAD_DIM as HEAD_DIM
+from kernel.contract import PAGE_BYTES as PAGE_BYTES
+from kernel.contract import SCALE_BYTES as SCALE_BYTES
+from kernel.contract import TOKEN_CODE_BYTES as TOKEN_CODE_BYTES
 from kernel.errors import InvalidArgumentError
 
-BLOCK_TOKENS = 128
-"""Tokens in a block, and keys in a page."""
-HEAD_DIM = 128
-"""Values in an index query or key."""
-GROUP_DIMS = 16
-"""Dims that share one scale."""
-GROUPS = HEAD_DIM // GROUP_DIMS
-"""Scales of a token."""
-TOKEN_CODE_BYTES = HEAD_DIM // 2
-"""Bytes of a token's codes."""
-CODE_BYTES = BLOCK_TOKENS * TOKEN_CODE_BYTES
-"""Bytes of a page's codes; the scales start here."""
-SCALE_BYTES = BLOCK_TOKENS * GROUPS
-"""Bytes of a page's scales."""
-PAGE_BYTES = CODE_BYTES + SCALE_BYTES
-"""Bytes of a page: 9,216."""
 PAGE_STRIDE_ALIGNMENT = 16
 """Bytes the distance between two pages is a multiple of."""
 
@@ -50,7 +42,9 @@ def as_pages(pages: torch.Tensor) -> torch.Tensor:
         InvalidArgumentError: wrong dtype, shape, stride or alignment.
     """
     if pages.dtype != torch.uint8:
-        raise InvalidArgumentError("pages.dtype", pages.dtype, "must be torch.uint8", "pass pages.view(torch.uint8)")
+        raise InvalidArgumentError(
+            "pages.dtype", pages.dtype, "must be torch.uint8", "pass pages.view(torch.uint8)"
+        )
     if pages.dim() < 2 or pages.shape[1:].numel() != PAGE_BYTES:
         raise InvalidArgumentError(
             "pages.shape", tuple(pages.shape), f"must be [num_pages, {PAGE_BYTES}]", "pass one page a row"
@@ -59,7 +53,10 @@ def as_pages(pages: torch.Tensor) -> torch.Tensor:
     for size, stride in zip(reversed(pages.shape[1:]), reversed(pages.stride()[1:])):
         if size != 1 and stride != expected:
             raise InvalidArgumentError(
-                "pages.stride()", pages.stride(), "the bytes of a page must be contiguous", "only stride(0) is free"
+                "pages.stride()",
+                pages.stride(),
+                "the bytes of a page must be contiguous",
+                "only stride(0) is free",
             )
         expected *= size
     num_pages = pages.shape[0]
@@ -83,9 +80,9 @@ def as_pages(pages: torch.Tensor) -> torch.Tensor:
 
 def codes_of(pages: torch.Tensor) -> torch.Tensor:
     """The codes of pages ``[..., 9216]`` as a view ``[..., 128, 64]`` uint8 (token, byte)."""
-    return pages[..., :CODE_BYTES].unflatten(-1, (BLOCK_TOKENS, TOKEN_CODE_BYTES))
+    return pages[..., :CODE_BYTES].view(*pages.shape[:-1], BLOCK_TOKENS, TOKEN_CODE_BYTES)
 
 
 def scales_of(pages: torch.Tensor) -> torch.Tensor:
     """The scale bytes of pages ``[..., 9216]`` as a view ``[..., 128, 8]`` uint8 (token, group)."""
-    return pages[..., CODE_BYTES:].unflatten(-1, (BLOCK_TOKENS, GROUPS))
+    return pages[..., CODE_BYTES:].view(*pages.shape[:-1], BLOCK_TOKENS, GROUPS)

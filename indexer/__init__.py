@@ -1,0 +1,61 @@
+"""State around the kernels: the scorer, its paged cache and block tables, case files.
+
+The public names are imported on first use, so that reading a case file needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from indexer.case import Case
+    from indexer.config import IndexerConfig
+    from indexer.result import ScoreResult
+    from indexer.scorer import IndexScorer
+    from kernel.errors import (
+        BackendUnavailableError,
+        CaseFileError,
+        IndexerError,
+        InvalidArgumentError,
+        OutOfPagesError,
+        UnknownSequenceError,
+    )
+
+__all__ = [
+    "BackendUnavailableError",
+    "Case",
+    "CaseFileError",
+    "IndexScorer",
+    "IndexerConfig",
+    "IndexerError",
+    "InvalidArgumentError",
+    "OutOfPagesError",
+    "ScoreResult",
+    "UnknownSequenceError",
+]
+
+_MODULES = {
+    "BackendUnavailableError": "kernel.errors",
+    "Case": "indexer.case",
+    "CaseFileError": "kernel.errors",
+    "IndexScorer": "indexer.scorer",
+    "IndexerConfig": "indexer.config",
+    "IndexerError": "kernel.errors",
+    "InvalidArgumentError": "kernel.errors",
+    "OutOfPagesError": "kernel.errors",
+    "ScoreResult": "indexer.result",
+    "UnknownSequenceError": "kernel.errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

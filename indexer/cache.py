@@ -1,0 +1,195 @@
+"""The paged cache of index keys: pages of NVFP4 on a device, and the block table of every sequence.
+
+Two invariants make every operation undoable without keeping copies: a free page is all zero, and so are the
+bytes of a page's tokens past its sequence's length.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from indexer.allocator import PageAllocator, Savepoint
+from indexer.device_memory import memory_bytes
+from kernel.backends.base import Backend
+from kernel.checks import MAX_SEQ_LEN
+from kernel.errors import InvalidArgumentError, UnknownSequenceError
+from kernel.page import BLOCK_TOKENS, PAGE_BYTES, blocks_of, codes_of, scales_of
+
+
+@dataclass
+class _Sequence:
+    length: int = 0
+    pages: array[int] = field(default_factory=lambda: array("i"))
+
+
+class PagedKeyCache:
+    """Pages, their allocator, and the sequences that hold them.
+
+    A fork shares its parent's pages by reference count. Sharers of a partial page agree on its tokens, and
+    whichever of them appends first moves to a copy of its own, so shared bytes never change.
+
+    Args:
+        num_pages: pages to allocate.
+        backend: quantises and scatters the keys; the pages live on its device.
+
+    Raises:
+        InvalidArgumentError: the device has no room for that many pages.
+    """
+
+    def __init__(self, num_pages: int, backend: Backend) -> None:
+        self.pages = _zero_pages(num_pages, backend.device)
+        self.allocator = PageAllocator(num_pages)
+        self._backend = backend
+        self._sequences: dict[int, _Sequence] = {}
+        self._next_id = 0
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """Ids of the live sequences, oldest first."""
+        return tuple(self._sequences)
+
+    def length(self, seq: int) -> int:
+        """Tokens of a sequence."""
+        return self._get(seq).length
+
+    def block_table(self, seq: int) -> array[int]:
+        """A copy of the page ids of a sequence's blocks."""
+        return self._get(seq).pages[:]
+
+    def block_tables(self, seqs: Sequence[int]) -> torch.Tensor:
+        """The block tables of some sequences, ``[len(seqs), most blocks]`` int32 on the device; -1 past a
+        sequence's blocks."""
+        tables = [self._get(seq).pages for seq in seqs]
+        table = torch.full((len(seqs), max(map(len, tables), default=0)), -1, dtype=torch.int32)
+        for row, pages in zip(table, tables):
+            if pages:
+                row[: len(pages)] = torch.frombuffer(pages, dtype=torch.int32)
+        return table.to(self.pages.device)
+
+    def add(self) -> int:
+        """Make an empty sequence. Ids are never used twice."""
+        return self._adopt(_Sequence(), self.allocator.savepoint())
+
+    def append(self, seq: int, keys: torch.Tensor) -> None:
+        """Append keys ``[n, 128]`` (checked by the caller) to a sequence. An exception leaves all as it was.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            InvalidArgumentError: the sequence would exceed the longest context.
+            OutOfPagesError: too few free pages.
+        """
+        sequence = self._get(seq)
+        start, end = sequence.length, sequence.length + keys.shape[0]
+        if end > MAX_SEQ_LEN:
+            raise InvalidArgumentError(
+                "k.shape[0]",
+                keys.shape[0],
+                f"the sequence holds {start} tokens and may hold {MAX_SEQ_LEN}",
+                "start another sequence",
+            )
+        if end == start:
+            return
+        num_blocks = len(sequence.pages)
+        partial = sequence.pages[-1:] if start % BLOCK_TOKENS else array("i")
+        copies = bool(partial) and self.allocator.ref_count(partial[0]) > 1
+        new_blocks = blocks_of(end) - num_blocks
+        savepoint = self.allocator.savepoint(new_blocks + copies, partial)
+        try:
+            fresh = self.allocator.allocate(new_blocks + copies)
+            if copies:
+                sequence.pages[-1] = fresh.pop(0)
+                self.pages[sequence.pages[-1]] = self.pages[partial[0]]
+                self.allocator.release(partial)
+            sequence.pages.extend(fresh)
+            self._backend.insert(keys, self.pages, self._slots(sequence, start, end))
+            sequence.length = end
+        except BaseException:
+            sequence.length = start
+            sequence.pages[num_blocks - len(partial) :] = partial
+            self.allocator.rollback(savepoint)
+            self._zero(savepoint.free)
+            if partial and not copies:
+                self._zero_tokens(partial[0], start % BLOCK_TOKENS)
+            raise
+
+    def fork(self, seq: int) -> int:
+        """Make a sequence with the same keys, sharing every page.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        parent = self._get(seq)
+        savepoint = self.allocator.savepoint(touching=parent.pages)
+        return self._adopt(_Sequence(parent.length, parent.pages[:]), savepoint)
+
+    def free(self, seq: int) -> None:
+        """Drop a sequence; pages that no other one holds are zeroed and become free.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        sequence = self._get(seq)
+        savepoint = self.allocator.savepoint(touching=sequence.pages)
+        try:
+            self._drop(seq, sequence)
+        except BaseException:
+            # Its keys may be gone, so a free that has begun is completed, not undone.
+            self.allocator.rollback(savepoint)
+            self._drop(seq, sequence)
+            raise
+
+    def _get(self, seq: int) -> _Sequence:
+        # A bool or a float would find the integer it equals.
+        if not isinstance(seq, int) or isinstance(seq, bool) or seq not in self._sequences:
+            raise UnknownSequenceError(seq)
+        return self._sequences[seq]
+
+    def _adopt(self, sequence: _Sequence, savepoint: Savepoint) -> int:
+        seq = self._next_id
+        try:
+            self.allocator.share(sequence.pages)
+            self._sequences[seq] = sequence
+            self._next_id = seq + 1
+            return seq
+        except BaseException:
+            self._next_id = seq
+            self._sequences.pop(seq, None)
+            self.allocator.rollback(savepoint)
+            raise
+
+    def _drop(self, seq: int, sequence: _Sequence) -> None:
+        self._zero([page for page in sequence.pages if self.allocator.ref_count(page) == 1])
+        self.allocator.release(sequence.pages)
+        self._sequences.pop(seq, None)
+
+    def _slots(self, sequence: _Sequence, start: int, end: int) -> torch.Tensor:
+        first_block = start // BLOCK_TOKENS
+        pages = torch.tensor(sequence.pages[first_block : blocks_of(end)], dtype=torch.int64)
+        slots = (pages[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).flatten()
+        offset = first_block * BLOCK_TOKENS
+        return slots[start - offset : end - offset].to(self.pages.device)
+
+    def _zero(self, pages: Sequence[int]) -> None:
+        if pages:
+            self.pages.index_fill_(0, torch.tensor(pages, dtype=torch.int64, device=self.pages.device), 0)
+
+    def _zero_tokens(self, page: int, first_token: int) -> None:
+        codes_of(self.pages[page])[first_token:].zero_()
+        scales_of(self.pages[page])[first_token:].zero_()
+
+
+def _zero_pages(num_pages: int, device: torch.device) -> torch.Tensor:
+    size = num_pages * PAGE_BYTES
+    too_many = InvalidArgumentError(
+        "num_pages", num_pages, f"{size} bytes do not fit on {device}", "build the scorer with fewer pages"
+    )
+    if size > memory_bytes(device):
+        raise too_many
+    try:
+        return torch.zeros(num_pages, PAGE_BYTES, dtype=torch.uint8, device=device)
+    except RuntimeError as error:
+        raise too_many from error

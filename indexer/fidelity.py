@@ -1,0 +1,112 @@
+"""How much of the selection survives quantisation: top-k recall against unquantised bf16 scoring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from indexer.case import Case
+from indexer.replay import as_tensor
+from kernel.batch import Request
+from kernel.errors import InvalidArgumentError
+from kernel.page import BLOCK_TOKENS, HEAD_DIM, blocks_of
+
+_CHUNK_ROWS = 1024
+_CHUNK_BLOCKS = 64  # with the rows, 32 MiB of fp32 products at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Recall:
+    """Top-k recall of a selection, over the rows where there is something to choose.
+
+    Attributes:
+        per_row: ``[counted rows]`` float64, share of the exact selection that was selected, head by head.
+        rows: rows of the case.
+    """
+
+    per_row: torch.Tensor
+    rows: int
+
+    @property
+    def counted_rows(self) -> int:
+        """Rows with more free blocks than free slots."""
+        return self.per_row.numel()
+
+    @property
+    def mean(self) -> float:
+        """Mean over the counted rows; 1 if there is none, since nothing could be chosen wrongly."""
+        return float(self.per_row.mean()) if self.counted_rows else 1.0
+
+    @property
+    def worst(self) -> float:
+        """Least over the counted rows."""
+        return float(self.per_row.min()) if self.counted_rows else 1.0
+
+
+def unquantised_scores(case: Case) -> torch.Tensor:
+    """Scores from the case's own q and k, products summed in fp32, no sentinel: ``[H, total_q, S]`` float32.
+
+    ``max over the causal tokens of the block of q . k``, ``-inf`` where no token of the block is causal.
+
+    Raises:
+        InvalidArgumentError: the case holds NVFP4 pages, so what they were quantised from is not known.
+    """
+    if case.index_k is None:
+        raise InvalidArgumentError(
+            "index_k", "missing", "fidelity needs the keys before quantisation", "record a case with index_k"
+        )
+    query = as_tensor(case.index_q).float().transpose(0, 1)
+    scores = torch.full((case.num_heads, case.total_q, case.num_score_blocks), -torch.inf)
+    starts = case.cu_seqlens_q.tolist()
+    for row, keys in enumerate(torch.split(as_tensor(case.index_k), case.seq_lens.tolist())):
+        request = Request(row, starts[row], starts[row + 1] - starts[row], keys.shape[0])
+        _score_request(query, keys, request, scores)
+    return scores
+
+
+def selection_recall(case: Case, scores: torch.Tensor, block_ids: torch.Tensor) -> Recall:
+    """Recall of a selection against the top-k of other scores, forced blocks left out of both.
+
+    ``|selected & best| / slots``: a row's slots are ``topk`` less its forced blocks, and ``best`` are that
+    many free blocks of highest score, ties to the lower id. Rows whose free blocks all fit are not counted.
+
+    Args:
+        case: for its ``topk``, ``init_blocks``, ``local_blocks`` and lengths.
+        scores: ``[H, total_q, S]`` float32 to select the best by.
+        block_ids: ``[H, total_q, topk]`` int32, the selection to judge; -1 is no block.
+    """
+    num_blocks = torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
+    blocks = torch.arange(scores.shape[2])
+    first_free = min(case.init_blocks, blocks.numel())
+    free = (blocks >= first_free) & (blocks < num_blocks - case.local_blocks)
+    free_blocks = free.sum(dim=1)
+    slots = case.topk - (num_blocks[:, 0] - free_blocks)
+    counted = (slots > 0) & (free_blocks > slots)
+    order = torch.where(free, scores, -torch.inf).argsort(dim=2, descending=True, stable=True)
+    rank = torch.empty_like(order).scatter_(2, order, blocks.expand_as(order))
+    best = (rank < slots[:, None]) & free
+    selected = torch.zeros(*scores.shape[:2], blocks.numel() + 1, dtype=torch.bool)
+    selected.scatter_(2, torch.where(block_ids < 0, blocks.numel(), block_ids).long(), True)
+    common = (selected[:, :, :-1] & best).sum(dim=2)
+    recall = common.double() / slots.clamp(min=1)
+    return Recall(recall[:, counted].flatten(), scores.shape[0] * scores.shape[1])
+
+
+def _score_request(query: torch.Tensor, keys: torch.Tensor, request: Request, scores: torch.Tensor) -> None:
+    heads = query.shape[0]
+    chunk_queries = max(1, _CHUNK_ROWS // heads)
+    for first in range(0, request.query_len, chunk_queries):
+        count = min(chunk_queries, request.query_len - first)
+        rows = slice(request.query_start + first, request.query_start + first + count)
+        positions = request.prefix_len + torch.arange(first, first + count)
+        for first_block in range(0, blocks_of(int(positions[-1]) + 1), _CHUNK_BLOCKS):
+            first_token = first_block * BLOCK_TOKENS
+            chunk = keys[first_token : first_token + _CHUNK_BLOCKS * BLOCK_TOKENS].float()
+            products = (query[:, rows].reshape(-1, HEAD_DIM) @ chunk.T).view(heads, count, -1)
+            later = first_token + torch.arange(chunk.shape[0]) > positions[:, None]
+            products.masked_fill_(later, -torch.inf)
+            missing = -chunk.shape[0] % BLOCK_TOKENS
+            padded = torch.nn.functional.pad(products, (0, missing), value=-torch.inf)
+            best = padded.view(heads, count, -1, BLOCK_TOKENS).amax(dim=3)
+            scores[:, rows, first_block : first_block + best.shape[2]] = best

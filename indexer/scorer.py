@@ -1,0 +1,304 @@
+"""The scorer: a paged cache of index keys and a backend that scores against it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from indexer.cache import PagedKeyCache
+from indexer.config import IndexerConfig
+from indexer.pipeline import score_and_select
+from indexer.ragged import ragged_requests
+from indexer.result import ScoreResult
+from indexer.stages import StageTimes
+from kernel.backends import registry
+from kernel.backends.base import Order
+from kernel.batch import ScoreBatch
+from kernel.checks import (
+    check_finite,
+    check_forced_blocks,
+    check_order,
+    check_scores_buffer,
+    check_tensor,
+    check_topk,
+    checked_batch,
+)
+from kernel.contract import MAX_SEQ_LEN
+from kernel.errors import InvalidArgumentError
+from kernel.nvfp4 import build_lut, quantize_query
+from kernel.page import HEAD_DIM, blocks_of
+
+_KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_QUERY_DTYPES = (*_KEY_DTYPES, torch.float8_e4m3fn)
+
+
+class IndexScorer:
+    """Scores blocks of index keys for index queries and selects the best of every row.
+
+    Calls may come from several threads and run one after another. A call that raises leaves the scorer as it
+    was before.
+
+    Args:
+        config: geometry and defaults.
+
+    Raises:
+        InvalidArgumentError: the device has no room for the pages, or the backend cannot use it.
+        BackendUnavailableError: the backend cannot run here.
+    """
+
+    def __init__(self, config: IndexerConfig) -> None:
+        if not isinstance(config, IndexerConfig):
+            raise InvalidArgumentError(
+                "config", type(config).__name__, "must be an IndexerConfig", "build one"
+            )
+        self.config = config
+        self._backend = registry.create(config.backend, config.device, config.precision)
+        self._cache = PagedKeyCache(config.num_pages, self._backend)
+        self._lut = build_lut(self.device)
+        self._lock = threading.RLock()
+
+    @property
+    def backend(self) -> str:
+        """Name of the backend that runs."""
+        return self._backend.name
+
+    @property
+    def device(self) -> torch.device:
+        """Where the cache lives, and every tensor given or returned."""
+        return self._cache.pages.device
+
+    @property
+    def pages(self) -> torch.Tensor:
+        """The cache itself, ``[num_pages, 9216]`` uint8. Not a copy: read it, do not write it."""
+        return self._cache.pages
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no sequence holds."""
+        return self._cache.allocator.num_free
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """Ids of the live sequences, oldest first."""
+        return self._cache.sequences
+
+    def sequence_length(self, seq: int) -> int:
+        """Tokens of a sequence.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        return self._cache.length(seq)
+
+    def block_table(self, seq: int) -> torch.Tensor:
+        """The page id of each block of a sequence, ``[blocks]`` int32 on the host.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        return torch.tensor(self._cache.block_table(seq), dtype=torch.int32)
+
+    def add_sequence(self) -> int:
+        """Make an empty sequence and return its id. Ids are never used twice."""
+        with self._lock:
+            return self._cache.add()
+
+    def append_keys(self, seq: int, k: torch.Tensor) -> None:
+        """Quantise index keys to NVFP4 and append them to a sequence, allocating pages as needed.
+
+        Args:
+            seq: a live sequence.
+            k: ``[n, 128]`` bfloat16, float16 or float32, finite, on the scorer's device. ``n`` may be 0.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            InvalidArgumentError: ``k`` is not such a tensor, or makes the sequence too long.
+            OutOfPagesError: too few free pages; says how many are missing.
+        """
+        with self._lock:
+            self._cache.length(seq)
+            check_tensor("k", k, dtypes=_KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
+            check_finite("k", k)
+            self._cache.append(seq, k.detach().contiguous())
+
+    def fork_sequence(self, seq: int) -> int:
+        """Make a sequence with the same keys and return its id. It shares every page; the partial last one is
+        copied when either side appends to it.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        with self._lock:
+            return self._cache.fork(seq)
+
+    def free_sequence(self, seq: int) -> None:
+        """Drop a sequence. Pages that no other sequence holds are zeroed and can be allocated again.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        with self._lock:
+            self._cache.free(seq)
+
+    def score(
+        self,
+        q: torch.Tensor,
+        sequences: Sequence[int],
+        query_lens: Sequence[int] | None = None,
+        *,
+        return_scores: bool = True,
+        topk: int | None = None,
+        init_blocks: int | None = None,
+        local_blocks: int | None = None,
+        order: Order | None = None,
+    ) -> ScoreResult:
+        """Score the last positions of sequences against their own keys and select each row's best blocks.
+
+        Args:
+            q: ``[total_q, H, 128]`` float8_e4m3fn, or bfloat16, float16, float32 (cast to it, saturating),
+                finite, on the scorer's device; the rows of the sequences one after another.
+            sequences: live sequences; one may be named several times.
+            query_lens: queries of each sequence: they stand at its last positions. None: every row belongs to
+                the only sequence, or each of several sequences has one.
+            return_scores: whether to keep the scores; without them memory does not grow with the context.
+            topk: blocks to select, 1 to 64; as configured when None. Likewise the next three.
+            init_blocks: blocks forced at a row's start.
+            local_blocks: blocks forced at a row's end.
+            order: ``score`` (descending) or ``block`` (ascending).
+
+        Raises:
+            UnknownSequenceError: one of them is not live.
+            InvalidArgumentError: an argument is outside the contract, or the scores do not fit in memory.
+        """
+        with self._lock:
+            times = StageTimes(self.device)
+            with times.stage("check"):
+                if not isinstance(sequences, (list, tuple)):
+                    raise InvalidArgumentError(
+                        "sequences",
+                        type(sequences).__name__,
+                        "must be a list or a tuple of ids",
+                        "wrap it in []",
+                    )
+                seq_lens = [self._cache.length(seq) for seq in sequences]
+                init, local = self._forced_blocks(init_blocks, local_blocks)
+                k, ids_order = self._selection(topk, order)
+                self._check_query(q)
+                requests = ragged_requests(q.shape[0], seq_lens, query_lens)
+                block_table = self._cache.block_tables(sequences)
+            q = self._quantized(q, times)
+            batch = ScoreBatch(
+                q=q,
+                pages=self.pages,
+                block_table=block_table,
+                lut=self._lut,
+                requests=requests,
+                init_blocks=init,
+                local_blocks=local,
+            )
+            return score_and_select(
+                self._backend, batch, topk=k, order=ids_order, times=times, return_scores=return_scores
+            )
+
+    def score_paged(
+        self,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        block_table: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        *,
+        scores: torch.Tensor | None = None,
+        return_scores: bool = True,
+        topk: int | None = None,
+        init_blocks: int | None = None,
+        local_blocks: int | None = None,
+        order: Order | None = None,
+    ) -> ScoreResult:
+        """Score against a cache that the caller owns. Reads and writes nothing of the scorer's own.
+
+        Args:
+            q: as in :meth:`score`.
+            pages: ``[num_pages, 9216]`` uint8 or as :func:`kernel.page.as_pages` takes it; may be strided.
+            block_table: ``[batch, max_blocks]`` int32; columns past a request's blocks may hold anything.
+            cu_seqlens_q: ``[batch + 1]`` int32, exclusive prefix sum of the query lengths.
+            seq_lens: ``[batch]`` int32, keys of each request, this step's tokens included.
+            scores: ``[H, total_q, S]`` float32 to write the scores to, ``S`` at least the blocks of the
+                longest request; its cells are unspecified after a call that raised.
+            return_scores: as in :meth:`score`, and so are the rest. Not False together with ``scores``.
+            topk: blocks to select.
+            init_blocks: blocks forced at a row's start.
+            local_blocks: blocks forced at a row's end.
+            order: order of the block ids.
+
+        Raises:
+            InvalidArgumentError: an argument is outside the contract, or the scores do not fit in memory.
+        """
+        with self._lock:
+            times = StageTimes(self.device)
+            with times.stage("check"):
+                init, local = self._forced_blocks(init_blocks, local_blocks)
+                k, ids_order = self._selection(topk, order)
+                self._check_query(q)
+                check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=self.device)
+            q = self._quantized(q, times)
+            with times.stage("check"):
+                batch = checked_batch(
+                    q,
+                    pages,
+                    block_table,
+                    cu_seqlens_q,
+                    seq_lens,
+                    lut=self._lut,
+                    num_heads=self.config.num_index_heads,
+                    init_blocks=init,
+                    local_blocks=local,
+                )
+                if scores is not None:
+                    if not return_scores:
+                        raise InvalidArgumentError(
+                            "return_scores",
+                            False,
+                            "scores was given to write them to",
+                            "leave one of the two out",
+                        )
+                    check_scores_buffer(scores, batch)
+                    scores = scores.detach()
+            return score_and_select(
+                self._backend,
+                batch,
+                topk=k,
+                order=ids_order,
+                times=times,
+                return_scores=return_scores,
+                scores=scores,
+            )
+
+    def _forced_blocks(self, init_blocks: int | None, local_blocks: int | None) -> tuple[int, int]:
+        init = self.config.init_blocks if init_blocks is None else init_blocks
+        local = self.config.local_blocks if local_blocks is None else local_blocks
+        check_forced_blocks("init_blocks", init)
+        check_forced_blocks("local_blocks", local)
+        # More than a context holds is all of it; a kernel's integers end sooner than Python's.
+        most = blocks_of(MAX_SEQ_LEN)
+        return min(init, most), min(local, most)
+
+    def _selection(self, topk: int | None, order: Order | None) -> tuple[int, Order]:
+        k = self.config.topk_blocks if topk is None else topk
+        ids_order = self.config.order if order is None else order
+        check_topk("topk", k)
+        check_order(ids_order)
+        return k, ids_order
+
+    def _check_query(self, q: torch.Tensor) -> None:
+        shape = (None, self.config.num_index_heads, HEAD_DIM)
+        check_tensor("q", q, dtypes=_QUERY_DTYPES, shape=shape, device=self.device)
+        check_finite("q", q)
+
+    def _quantized(self, q: torch.Tensor, times: StageTimes) -> torch.Tensor:
+        if q.dtype == torch.float8_e4m3fn:
+            return q.detach().contiguous()
+        with times.stage("quantize_query"):
+            return quantize_query(q.detach()).contiguous()

@@ -1,0 +1,33 @@
+"""The embedded default: blocked float32 torch on any CPU, bounded memory, all cores."""
+
+from __future__ import annotations
+
+from kernel.backends.base import Precision
+from kernel.backends.cpu.backend import CpuBackend
+from kernel.errors import InvalidArgumentError
+
+__all__ = ["CpuBackend", "create", "probe"]
+
+
+def probe() -> tuple[bool, str]:
+    """Whether this backend can run here, and why."""
+    return True, "runs wherever torch does"
+
+
+def create(device: str | None, precision: Precision) -> CpuBackend:
+    """Make the backend.
+
+    Args:
+        device: ``cpu`` or None.
+        precision: either; float32 accumulation meets both bounds, and results are the same.
+
+    Raises:
+        InvalidArgumentError: any other device or precision.
+    """
+    if device not in (None, "cpu"):
+        raise InvalidArgumentError("device", repr(device), "must be 'cpu' for backend 'cpu'", "leave it out")
+    if precision not in ("exact", "fast"):
+        raise InvalidArgumentError(
+            "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
+        )
+    return CpuBackend(precision)

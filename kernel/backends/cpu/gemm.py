@@ -1,0 +1,143 @@
+"""Products of keys and queries in tile shapes that give the same bits on this machine.
+
+BLAS picks its kernel, and with it the order of summation, by the shape of the product (one row is a
+matrix-vector product, for one). A row's score must not depend on the rows beside it, so rows are padded to
+one of a few widths, and a width is used only if it gave the bits of the widest one in a trial.
+
+Where even the widest tile sums differently from place to place, products are made in float64, at half the
+speed: an E4M3 product is a multiple of 2^-18 and 128 of them stay below 2^25, so every float64 sum is exact
+and no order matters.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from kernel.nvfp4 import E4M3_NAN
+from kernel.page import BLOCK_TOKENS, HEAD_DIM
+
+ROW_WIDTHS = (512, 256, 128, 64, 32, 16)
+"""Rows of a tile, widest first: the widest whose product with BLOCK_TILE blocks (2 MiB) stays near L2."""
+BLOCK_TILE = 8
+"""Most blocks multiplied at a time."""
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """The queries of some consecutive rows, ready to be multiplied."""
+
+    rows: slice
+    """Rows, counted within the chunk."""
+    queries: torch.Tensor
+    """``[128, width]``, zero past the rows."""
+    positions: torch.Tensor
+    """``[width]`` int64: position of each row's token, ascending."""
+    first_position: int
+    last_position: int
+
+
+class RowTiles:
+    """The widths and the number format whose scores do not depend on the tile."""
+
+    def __init__(self) -> None:
+        self.dtype, self.widths = agreeing_shapes()
+
+    def split(self, queries: torch.Tensor, first_position: int, num_heads: int) -> list[RowTile]:
+        """Cut the queries of consecutive tokens into tiles.
+
+        Args:
+            queries: ``[tokens * H, 128]`` float8_e4m3fn.
+            first_position: position of the first token.
+            num_heads: H.
+        """
+        tiles = []
+        start, total = 0, queries.shape[0]
+        while start < total:
+            width = self._width(total - start)
+            end = min(start + width, total)
+            padded = torch.zeros((HEAD_DIM, width), dtype=self.dtype)
+            padded[:, : end - start] = queries[start:end].float().t()
+            rows = torch.arange(start, start + width).clamp_(max=end - 1)
+            tiles.append(
+                RowTile(
+                    rows=slice(start, end),
+                    queries=padded,
+                    positions=first_position + rows // num_heads,
+                    first_position=first_position + start // num_heads,
+                    last_position=first_position + (end - 1) // num_heads,
+                )
+            )
+            start = end
+        return tiles
+
+    def _width(self, rows: int) -> int:
+        """Width of the next tile of ``rows`` remaining ones: at most a quarter of it is padding."""
+        covering = min((w for w in self.widths if w >= rows), default=self.widths[0])
+        if 4 * rows >= 3 * covering:
+            return covering
+        return next((w for w in self.widths if w <= rows), self.widths[-1])
+
+
+class TileScorer:
+    """Block scores of a tile, through one product buffer."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._product = torch.empty(BLOCK_TILE * BLOCK_TOKENS * ROW_WIDTHS[0], dtype=dtype)
+
+    def score(self, tile: RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
+        """Largest ``q . k`` over the causal tokens of each block, -inf where there is none.
+
+        Args:
+            tile: the rows.
+            keys: ``[n * 128, 128]``, n at most ``BLOCK_TILE``.
+            first_position: position of ``keys[0]``, a multiple of 128.
+            out: ``[n, rows]`` float32, written.
+        """
+        tokens, width = keys.shape[0], tile.queries.shape[1]
+        product = self._product[: tokens * width].view(tokens, width)
+        torch.mm(keys, tile.queries, out=product)
+        whole_tokens = (tile.first_position + 1 - first_position) // BLOCK_TOKENS * BLOCK_TOKENS
+        if whole_tokens < tokens:
+            masked = max(whole_tokens, 0)
+            positions = torch.arange(first_position + masked, first_position + tokens)
+            product[masked:].masked_fill_(positions[:, None] > tile.positions, -torch.inf)
+        blocks = product.view(-1, BLOCK_TOKENS, width)[:, :, : out.shape[1]]
+        if product.dtype == out.dtype:
+            torch.amax(blocks, 1, out=out)
+        else:
+            out.copy_(blocks.amax(1))
+
+
+@functools.cache
+def agreeing_shapes() -> tuple[torch.dtype, tuple[int, ...]]:
+    """The format to multiply in and the row widths that agree bit for bit, found by a trial of 0.1 s."""
+    generator = torch.Generator().manual_seed(0)
+    keys = _inexact_values(BLOCK_TILE * BLOCK_TOKENS, generator)
+    queries = _inexact_values(ROW_WIDTHS[0], generator)
+    product = torch.mm(keys, queries.t().contiguous())
+    key_order = torch.randperm(keys.shape[0], generator=generator)
+    query_order = torch.randperm(queries.shape[0], generator=generator)
+    moved = torch.mm(keys[key_order], queries[query_order].t().contiguous())
+    if not torch.equal(moved, product[key_order][:, query_order]):
+        return torch.float64, ROW_WIDTHS
+    if not _agrees(keys, queries, product):
+        return torch.float64, ROW_WIDTHS
+    return torch.float32, tuple(w for w in ROW_WIDTHS if _agrees(keys, queries[:w], product[:, :w]))
+
+
+def _agrees(keys: torch.Tensor, queries: torch.Tensor, product: torch.Tensor) -> bool:
+    """Whether every number of blocks gives the bits of ``product``."""
+    transposed = queries.t().contiguous()
+    counts = range(BLOCK_TOKENS, keys.shape[0] + 1, BLOCK_TOKENS)
+    return all(torch.equal(torch.mm(keys[:tokens], transposed), product[:tokens]) for tokens in counts)
+
+
+def _inexact_values(rows: int, generator: torch.Generator) -> torch.Tensor:
+    """``[rows, 128]`` E4M3 values over all exponents, so that float32 sums depend on their order."""
+    encoded = torch.randint(0, 256, (rows, HEAD_DIM), dtype=torch.uint8, generator=generator)
+    encoded[(encoded & 0x7F) == E4M3_NAN] = 0
+    values: torch.Tensor = encoded.view(torch.float8_e4m3fn).float()
+    return values

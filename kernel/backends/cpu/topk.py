@@ -1,0 +1,111 @@
+"""Top-k of block scores, exact and deterministic: score descending, ties to the lower block id.
+
+A score and its block id are packed into one int64 whose order is the contract's, so that ``torch.topk`` has
+no ties to break:
+
+    bits 63..32   the score as a signed integer of the same order (NaN as -inf, -0.0 as +0.0)
+    bits 31..0    2^31 - 1 - block id
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernel.backends.base import Order
+
+ABSENT = torch.iinfo(torch.int64).min
+"""The packed key of no block: below every block's key, that of a score of -inf included."""
+_MAX_ID = (1 << 31) - 1
+_CHUNK_CELLS = 1 << 18
+"""Score cells packed at a time: 2 MiB of keys."""
+_PENDING_BLOCKS = 256
+"""Blocks a running selection collects before it selects again."""
+
+
+def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> torch.Tensor:
+    """Packed keys of scores.
+
+    Args:
+        scores: ``[rows, blocks]`` float32; cells at and past a row's ``num_blocks`` may hold anything.
+        first_block: block id of column 0.
+        num_blocks: ``[rows]`` integers, the row's causal blocks.
+
+    Returns:
+        ``[rows, blocks]`` int64, ``ABSENT`` at and past a row's ``num_blocks``.
+    """
+    ids = torch.arange(first_block, first_block + scores.shape[1])
+    # + 0.0 turns -0.0 into +0.0.
+    bits = torch.where(scores.isnan(), -torch.inf, scores + 0.0).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    keys = (ordered.long() << 32) | (_MAX_ID - ids)
+    return keys.masked_fill_(ids >= num_blocks[:, None], ABSENT)
+
+
+def unpack(keys: torch.Tensor, order: Order) -> torch.Tensor:
+    """Block ids of packed keys sorted descending: ``[rows, k]`` int32, -1 for ``ABSENT``."""
+    ids = (_MAX_ID - (keys & _MAX_ID)).masked_fill_(keys == ABSENT, _MAX_ID)
+    if order == "block":
+        ids = ids.sort(dim=-1).values
+    return ids.masked_fill_(ids == _MAX_ID, -1).to(torch.int32)
+
+
+def best(keys: torch.Tensor, k: int) -> torch.Tensor:
+    """The ``k`` greatest keys of each row, descending, filled up with ``ABSENT``: ``[rows, k]`` int64."""
+    found = keys.topk(min(k, keys.shape[1]), dim=-1).values
+    return torch.nn.functional.pad(found, (0, k - found.shape[1]), value=ABSENT)
+
+
+def select_topk(
+    scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
+) -> None:
+    """Write each row's best blocks; see :meth:`kernel.backends.base.Backend.topk`."""
+    heads, tokens, _ = scores.shape
+    k = block_ids.shape[2]
+    start = 0
+    while start < tokens:
+        widest = max(int(num_blocks[start:].max()), 1)
+        end = start + max(_CHUNK_CELLS // widest, 1)
+        limits = num_blocks[start:end]
+        width = int(limits.max())
+        for head in range(heads):
+            keys = best(pack(scores[head, start:end, :width], 0, limits), k)
+            block_ids[head, start:end] = unpack(keys, order)
+        start = end
+
+
+class RunningTopk:
+    """The best ``k`` blocks of some rows whose scores come a few blocks at a time, from block 0 on.
+
+    Args:
+        num_blocks: ``[rows]`` integers, the causal blocks of each row.
+        k: blocks to select.
+    """
+
+    def __init__(self, num_blocks: torch.Tensor, k: int) -> None:
+        rows = num_blocks.shape[0]
+        self._num_blocks = num_blocks
+        self._best = torch.full((rows, k), ABSENT)
+        self._pending = torch.empty((min(_PENDING_BLOCKS, int(num_blocks.max())), rows))
+        self._first_pending = 0
+        self._num_pending = 0
+
+    def add(self, scores: torch.Tensor) -> None:
+        """Take in the scores of the next blocks, at most 256: ``[blocks, rows]`` float32."""
+        if self._num_pending + scores.shape[0] > self._pending.shape[0]:
+            self._reduce()
+        end = self._num_pending + scores.shape[0]
+        self._pending[self._num_pending : end] = scores
+        self._num_pending = end
+
+    def block_ids(self, order: Order) -> torch.Tensor:
+        """The selection so far: ``[rows, k]`` int32."""
+        self._reduce()
+        return unpack(self._best, order)
+
+    def _reduce(self) -> None:
+        # One transposed copy of many blocks: torch has a fast path for it, which a few columns do not take.
+        scores = self._pending[: self._num_pending].t().contiguous()
+        keys = pack(scores, self._first_pending, self._num_blocks)
+        self._best = best(torch.cat((self._best, keys), dim=1), self._best.shape[1])
+        self._first_pending += self._num_pending
+        self._num_pending = 0

@@ -1,0 +1,16 @@
+"""Settings every test runs under."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from hypothesis import settings
+
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci")
+
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+if _workers > 1:
+    # Each worker would otherwise start a thread per core, and the workers would wait for one another.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _workers))

@@ -1,0 +1,1 @@
+"""The contract, sentence by sentence, run on every backend that this machine can run."""

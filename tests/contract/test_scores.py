@@ -1,0 +1,118 @@
+"""Scores: the maximum over the causal tokens of a block of q . k, against the oracle and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel.backends.base import Backend
+from tests.support.calls import RAGGED, Values, random_call, staircase_call
+from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
+from tests.support.run import scores_of
+
+HEADS = (1, 2, 4)
+EVERY_PREFIX = [
+    (128 * (residue % 3) + residue + queries, queries) for residue in range(128) for queries in (1, 3)
+]
+"""Two requests for every ``prefix mod 128``, with none, one or two whole blocks before it."""
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("values", ["exact", "bytes"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_equal_the_oracle_where_partial_sums_are_exact(
+    backend: Backend, heads: int, values: Values, seed: int
+) -> None:
+    """Where every partial sum is exactly representable in fp32, all backends agree bit for bit."""
+    call = random_call(RAGGED, heads, seed=seed, values=values)
+    assert_same_bits(scores_of(backend, call), oracle_scores(call))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_lie_within_the_bound_of_the_oracle(backend: Backend, heads: int) -> None:
+    """Backends differ by at most 2^-16 * sum_i |q_i k_i| (2^-9 when fast) on any bytes."""
+    call = random_call(RAGGED, heads, seed=7, values="inexact").forcing(1, 1)
+    assert_within_bounds(scores_of(backend, call), call, backend.precision)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_of_every_prefix_see_exactly_the_causal_tokens(backend: Backend, heads: int) -> None:
+    """pos = seq_len - q_len + j, and a row sees the keys 0..pos, for every prefix mod 128."""
+    call = staircase_call(EVERY_PREFIX, heads)
+    scores = scores_of(backend, call)
+    row = 0
+    for seq_len, query_len in EVERY_PREFIX:
+        for position in range(seq_len - query_len, seq_len):
+            steps = [min(127, position - 128 * block) for block in range(scores.shape[2])]
+            expected = [float(step) if step >= 0 else -torch.inf for step in steps]
+            assert scores[:, row].tolist() == [expected] * heads, f"position {position}"
+            row += 1
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_of_every_prefix_equal_the_oracle(backend: Backend, heads: int) -> None:
+    """The same sweep on random pages whose bytes past the last key would win."""
+    call = random_call(EVERY_PREFIX, heads, seed=3)
+    assert_same_bits(scores_of(backend, call), oracle_scores(call))
+
+
+def test_of_a_prefill_climb_and_fall_with_the_position(backend: Backend) -> None:
+    """In a prefill of more than three blocks a row sees no key after its own and no later block."""
+    scores = scores_of(backend, staircase_call([(400, 400)]))[0]
+    positions, blocks = torch.arange(400)[:, None], torch.arange(4)
+    steps = (positions - 128 * blocks).clamp(max=127).float()
+    assert_same_bits(scores, torch.where(steps >= 0, steps, -torch.inf))
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("total_q", [1, 2, 3, 4, 5, 8])
+def test_are_head_major_whatever_the_number_of_queries(backend: Backend, heads: int, total_q: int) -> None:
+    """scores[h, token, block] is head-major, q token-major; a mix-up only hides where total_q == H."""
+    call = random_call([(200 + total_q, total_q)], heads, seed=total_q)
+    scores = scores_of(backend, call)
+    assert scores.shape == (heads, total_q, 2)
+    assert_same_bits(scores, oracle_scores(call))
+
+
+def test_of_one_hot_queries_read_each_dimension(backend: Backend) -> None:
+    """Dim 2i is the low nibble of byte i, dim 2i+1 the high one: a one-hot query reads its own dim."""
+    call = random_call([(256, 128)], 1, seed=5)
+    one_hot = torch.eye(128).to(torch.float8_e4m3fn)[:, None, :]
+    call = type(call)(one_hot, call.pages, call.block_table, call.cu_seqlens_q, call.seq_lens)
+    assert_same_bits(scores_of(backend, call), oracle_scores(call))
+
+
+def test_past_nb_are_minus_infinity_in_every_column(backend: Backend) -> None:
+    """Blocks at or past nb are -inf, also in columns past the longest request."""
+    call = random_call([(129, 130 - 2), (5, 5), (260, 1)], 2, seed=9)
+    scores = scores_of(backend, call, columns=9)
+    num_blocks = call.batch().num_blocks_per_query()
+    past = torch.arange(9) >= num_blocks[:, None]
+    assert bool((scores[:, past] == -torch.inf).all())
+    assert bool(torch.isfinite(scores[:, ~past]).all())
+
+
+def test_zero_is_plus_zero(backend: Backend) -> None:
+    """Zero queries, zero scales and NaN scales all score +0.0."""
+    call = random_call([(150, 20)], 1, seed=2)
+    call.q.view(torch.uint8)[0:5] = 0x00
+    call.q.view(torch.uint8)[5:10] = 0x80
+    call.pages[:, 8192:][:, ::2] = 0x7F
+    call.pages[:, 8192:][:, 1::2] = 0x80
+    expected = torch.zeros(1, 20, 2)
+    assert_same_bits(scores_of(backend, call), expected)
+
+
+def test_of_an_empty_batch_are_empty(backend: Backend) -> None:
+    """batch = 0 is legal, and so is a batch without a single query or key."""
+    assert scores_of(backend, random_call([], 4)).shape == (4, 0, 0)
+    assert scores_of(backend, random_call([(0, 0), (300, 0)], 4)).shape == (4, 0, 0)
+
+
+def test_of_requests_that_share_pages(backend: Backend) -> None:
+    """Block tables of several requests may name one page, and one table the same page twice."""
+    call = random_call([(384, 10), (384, 10), (384, 10)], 2, seed=11)
+    call.block_table[1] = call.block_table[0]
+    call.block_table[2, 1] = call.block_table[2, 0]
+    scores = scores_of(backend, call)
+    assert_same_bits(scores, oracle_scores(call))

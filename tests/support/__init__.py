@@ -1,0 +1,1 @@
+"""What the tests share: typed calls, their generators, and comparisons with the oracle."""

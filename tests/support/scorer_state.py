@@ -1,0 +1,64 @@
+"""Everything a scorer remembers, and what must always hold of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+
+from indexer import IndexScorer
+from kernel.backends.reference import ReferenceBackend
+from kernel.page import BLOCK_TOKENS, PAGE_BYTES, codes_of, scales_of
+
+
+@dataclass(frozen=True)
+class ScorerState:
+    """A scorer's state, byte for byte."""
+
+    page_bytes: bytes
+    sequences: tuple[tuple[int, int, tuple[int, ...]], ...]
+    """Id, length and block table of each."""
+    free_pages: tuple[int, ...]
+    ref_counts: tuple[int, ...]
+    next_id: int
+
+
+def state_of(scorer: IndexScorer) -> ScorerState:
+    """The state now."""
+    cache = scorer._cache
+    return ScorerState(
+        page_bytes=scorer.pages.numpy().tobytes(),
+        sequences=tuple((seq, cache.length(seq), tuple(cache.block_table(seq))) for seq in cache.sequences),
+        free_pages=cache.allocator.free_pages,
+        ref_counts=tuple(cache.allocator.ref_count(page) for page in range(cache.allocator.num_pages)),
+        next_id=cache._next_id,
+    )
+
+
+def assert_consistent(scorer: IndexScorer) -> None:
+    """Fail unless references, free pages, lengths and unused bytes agree with each other."""
+    state = state_of(scorer)
+    held = Counter(page for _, _, table in state.sequences for page in table)
+    assert state.ref_counts == tuple(held[page] for page in range(len(state.ref_counts)))
+    assert sorted((*state.free_pages, *held)) == list(range(len(state.ref_counts)))
+    assert not scorer.pages[list(state.free_pages)].any(), "a free page still shows keys"
+    for _, length, table in state.sequences:
+        assert len(table) == -(-length // BLOCK_TOKENS)
+        assert len(set(table)) == len(table)
+        if length % BLOCK_TOKENS:
+            last = scorer.pages[table[-1]]
+            assert not codes_of(last)[length % BLOCK_TOKENS :].any()
+            assert not scales_of(last)[length % BLOCK_TOKENS :].any()
+
+
+def oracle_pages(keys: torch.Tensor) -> torch.Tensor:
+    """Pages ``[blocks, 9216]`` that the oracle fills with keys ``[n, 128]``; the rest is zero."""
+    pages = torch.zeros(-(-len(keys) // BLOCK_TOKENS), PAGE_BYTES, dtype=torch.uint8)
+    ReferenceBackend().insert(keys, pages, torch.arange(len(keys)))
+    return pages
+
+
+def pages_of(scorer: IndexScorer, seq: int) -> torch.Tensor:
+    """The pages of a sequence in the order of its blocks, ``[blocks, 9216]``, copied."""
+    return scorer.pages[scorer.block_table(seq).long()]

@@ -1,0 +1,297 @@
+"""The scorer's cache: appends, forks, frees, and what an interrupted one leaves behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from indexer import IndexerConfig, IndexScorer, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
+from kernel.page import PAGE_BYTES, codes_of, scales_of
+from tests.support.scorer_state import assert_consistent, oracle_pages, pages_of, state_of
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = [1, 127, 128, 129, 300]
+
+
+def keys(tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(tokens, 128, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def new_scorer(num_pages: int = 16) -> IndexScorer:
+    return IndexScorer(IndexerConfig(4, num_pages, backend="cpu"))
+
+
+def filled(scorer: IndexScorer, tokens: int, seed: int = 0) -> int:
+    seq = scorer.add_sequence()
+    scorer.append_keys(seq, keys(tokens, seed))
+    return seq
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_append_writes_the_oracle_s_bytes(tokens: int, dtype: torch.dtype) -> None:
+    scorer = new_scorer()
+    seq = scorer.add_sequence()
+    scorer.append_keys(seq, keys(tokens).to(dtype))
+    assert scorer.sequence_length(seq) == tokens
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(keys(tokens)))
+    assert_consistent(scorer)
+
+
+def test_pages_do_not_depend_on_how_keys_arrive() -> None:
+    whole = oracle_pages(keys(300))
+    for split in [*range(1, 130), 255, 256, 257, 299]:
+        scorer = new_scorer(3)
+        seq = scorer.add_sequence()
+        scorer.append_keys(seq, keys(300)[:split])
+        scorer.append_keys(seq, keys(300)[split:])
+        assert torch.equal(pages_of(scorer, seq), whole), split
+
+
+def test_one_token_at_a_time() -> None:
+    scorer = new_scorer(3)
+    seq = scorer.add_sequence()
+    for key in keys(260):
+        scorer.append_keys(seq, key[None])
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(keys(260)))
+
+
+def test_strided_keys_that_require_a_gradient() -> None:
+    scorer = new_scorer()
+    seq = scorer.add_sequence()
+    wide = torch.zeros(128, 300)
+    wide[:] = keys(300).float().T
+    scorer.append_keys(seq, wide.requires_grad_().T)
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(keys(300)))
+
+
+def test_no_keys_are_legal() -> None:
+    scorer = new_scorer(0)
+    seq = scorer.add_sequence()
+    scorer.append_keys(seq, keys(0))
+    assert (scorer.sequence_length(seq), scorer.block_table(seq).tolist(), scorer.num_free_pages) == (
+        0,
+        [],
+        0,
+    )
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+@pytest.mark.parametrize("side", ["parent", "fork"])
+def test_a_fork_and_its_parent_go_their_own_ways(tokens: int, side: str) -> None:
+    scorer = new_scorer()
+    parent = filled(scorer, tokens)
+    free = scorer.num_free_pages
+    fork = scorer.fork_sequence(parent)
+    assert scorer.num_free_pages == free
+    assert scorer.block_table(fork).tolist() == scorer.block_table(parent).tolist()
+
+    first, second = (parent, fork) if side == "parent" else (fork, parent)
+    untouched = pages_of(scorer, second)
+    scorer.append_keys(first, keys(5, seed=1))
+    assert torch.equal(pages_of(scorer, second), untouched)
+    new_pages = -(-(tokens + 5) // 128) - tokens // 128
+    assert scorer.num_free_pages == free - new_pages, "the partial page is copied, full ones are not"
+    scorer.append_keys(second, keys(131, seed=2))
+    for seq, tail in ((first, keys(5, seed=1)), (second, keys(131, seed=2))):
+        assert torch.equal(pages_of(scorer, seq), oracle_pages(torch.cat([keys(tokens), tail])))
+    shared = tokens // 128
+    assert torch.equal(scorer.block_table(first)[:shared], scorer.block_table(second)[:shared])
+    assert not set(scorer.block_table(first)[shared:].tolist()) & set(
+        scorer.block_table(second)[shared:].tolist()
+    )
+    assert_consistent(scorer)
+
+
+def test_the_last_holder_of_a_partial_page_appends_in_place() -> None:
+    scorer = new_scorer()
+    parent = filled(scorer, 100)
+    fork = scorer.fork_sequence(parent)
+    scorer.free_sequence(parent)
+    table = scorer.block_table(fork).tolist()
+    scorer.append_keys(fork, keys(28, seed=1))
+    assert scorer.block_table(fork).tolist() == table
+    assert torch.equal(pages_of(scorer, fork), oracle_pages(torch.cat([keys(100), keys(28, seed=1)])))
+
+
+def test_freed_pages_are_reused_and_never_show_the_old_keys() -> None:
+    scorer = new_scorer(3)
+    old = filled(scorer, 384)
+    scorer.free_sequence(old)
+    assert not scorer.pages.any()
+    new = filled(scorer, 130, seed=1)
+    assert torch.equal(pages_of(scorer, new), oracle_pages(keys(130, seed=1)))
+    assert new != old
+    with pytest.raises(UnknownSequenceError, match=f"sequence = {old}: not a live sequence"):
+        scorer.sequence_length(old)
+
+
+def test_shared_pages_outlive_the_sequence_that_wrote_them() -> None:
+    scorer = new_scorer()
+    parent = filled(scorer, 200)
+    fork = scorer.fork_sequence(parent)
+    scorer.free_sequence(parent)
+    assert torch.equal(pages_of(scorer, fork), oracle_pages(keys(200)))
+    scorer.free_sequence(fork)
+    assert scorer.num_free_pages == 16
+    assert_consistent(scorer)
+
+
+def test_ids_are_never_used_twice() -> None:
+    scorer = new_scorer()
+    seen = set()
+    for _ in range(5):
+        seq = scorer.add_sequence()
+        fork = scorer.fork_sequence(seq)
+        seen |= {seq, fork}
+        scorer.free_sequence(fork)
+        scorer.free_sequence(seq)
+    assert len(seen) == 10
+
+
+@pytest.mark.parametrize(("forked", "missing"), [(False, 2), (True, 3)])
+def test_out_of_pages_leaves_everything_as_it_was(forked: bool, missing: int) -> None:
+    scorer = new_scorer(3)
+    seq = filled(scorer, 200)
+    if forked:
+        scorer.fork_sequence(seq)
+    before = state_of(scorer)
+    with pytest.raises(OutOfPagesError, match=f"{missing} missing; free a sequence") as caught:
+        scorer.append_keys(seq, keys(128 * 3 + 56, seed=1))
+    assert caught.value.missing == missing
+    assert state_of(scorer) == before
+    scorer.append_keys(seq, keys(56, seed=1))
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(torch.cat([keys(200), keys(56, seed=1)])))
+
+
+def test_the_copy_of_a_partial_page_counts_as_a_page() -> None:
+    scorer = new_scorer(1)
+    seq = filled(scorer, 5)
+    fork = scorer.fork_sequence(seq)
+    before = state_of(scorer)
+    with pytest.raises(OutOfPagesError, match="1 more pages are needed and 0 are free, 1 missing"):
+        scorer.append_keys(fork, keys(1))
+    assert state_of(scorer) == before
+
+
+def test_a_sequence_ends_at_the_longest_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("indexer.cache.MAX_SEQ_LEN", 300)
+    scorer = new_scorer()
+    seq = filled(scorer, 299)
+    before = state_of(scorer)
+    with pytest.raises(
+        InvalidArgumentError, match=r"k.shape\[0\] = 2: the sequence holds 299 tokens and may hold 300"
+    ):
+        scorer.append_keys(seq, keys(2))
+    assert state_of(scorer) == before
+    scorer.append_keys(seq, keys(1))
+
+
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("tokens", [1, 128, 200])
+def test_a_failing_insert_is_undone(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, forked: bool, error: type[BaseException]
+) -> None:
+    scorer = new_scorer()
+    seq = filled(scorer, tokens)
+    if forked:
+        scorer.fork_sequence(seq)
+    before = state_of(scorer)
+
+    def half_done(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
+        codes_of(pages)[slots // 128, slots % 128] = 0xEE
+        scales_of(pages)[slots[::2] // 128, slots[::2] % 128] = 0xEE
+        raise error("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scorer._backend, "insert", half_done)
+        with pytest.raises(error, match="injected"):
+            scorer.append_keys(seq, keys(300, seed=1))
+    assert state_of(scorer) == before
+    scorer.append_keys(seq, keys(300, seed=1))
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(torch.cat([keys(tokens), keys(300, seed=1)])))
+
+
+def interrupted_at(line: int, operation: Callable[[], object]) -> bool:
+    """Run an operation and interrupt it before the given line that it reaches in our packages."""
+    reached = 0
+    rooms = (str(ROOT / "indexer"), str(ROOT / "kernel"))
+
+    def trace(frame: FrameType, event: str, _: object) -> TraceFunction | None:
+        nonlocal reached
+        if not frame.f_code.co_filename.startswith(rooms):
+            return None
+        if event == "line":
+            reached += 1
+            if reached == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        operation()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(outer)
+    return False
+
+
+OPERATIONS: dict[str, Callable[[IndexScorer, int], object]] = {
+    "add": lambda scorer, _: scorer.add_sequence(),
+    "append": lambda scorer, seq: scorer.append_keys(seq, keys(130, seed=1)),
+    "fork": lambda scorer, seq: scorer.fork_sequence(seq),
+    "free": lambda scorer, seq: scorer.free_sequence(seq),
+}
+
+
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(operation: str, forked: bool) -> None:
+    def prepared() -> tuple[IndexScorer, int]:
+        scorer = new_scorer(5)
+        seq = filled(scorer, 200)
+        if forked:
+            scorer.fork_sequence(seq)
+        return scorer, seq
+
+    scorer, seq = prepared()
+    before = state_of(scorer)
+    OPERATIONS[operation](scorer, seq)
+    after = state_of(scorer)
+    line, undone = 0, 0
+    while True:
+        line += 1
+        scorer, seq = prepared()
+        interrupted = interrupted_at(line, lambda: OPERATIONS[operation](scorer, seq))  # noqa: B023
+        state = state_of(scorer)
+        assert state in (before, after), f"interrupted at line {line}"
+        undone += state == before
+        assert_consistent(scorer)
+        if not interrupted:
+            break
+    assert undone >= 5, "the interrupts did not reach the operation"
+    assert line > undone
+
+
+def test_pages_are_where_the_scorer_says() -> None:
+    scorer = new_scorer(4)
+    assert (scorer.pages.shape, scorer.pages.dtype) == ((4, PAGE_BYTES), torch.uint8)
+    seq = filled(scorer, 257)
+    table = scorer.block_table(seq)
+    assert (table.dtype, table.tolist()) == (torch.int32, [0, 1, 2])
+    table.fill_(-1)
+    assert scorer.block_table(seq).tolist() == [0, 1, 2], "the table given out is a copy"
+    assert scorer.sequences == (seq,)
