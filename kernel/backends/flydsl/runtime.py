@@ -15,11 +15,12 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from kernel.errors import DeviceUnavailableError, LaunchError
+
+if TYPE_CHECKING:
+    import torch
 
 TARGET = "gfx950"
 """The only architecture that the kernels are written for."""
@@ -135,7 +136,7 @@ def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
             code,
             _error_name(runtime, code),
             str(failure) if failure is not None else "in the launch",
-            "outputs are undefined; a failed module load stays until the process is restarted",
+            "outputs are undefined; if the module failed to load, restart the process before the next launch",
         ) from failure
 
 

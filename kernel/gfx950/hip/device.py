@@ -58,6 +58,9 @@ class LaunchRecord:
     block: tuple[int, int, int]
     """Threads of a workgroup."""
     kernargs: bytes
+    """The kernel argument segment."""
+    image: bytes
+    """The code object."""
     report: RunReport
     seconds: float
     """Host time in the interpreter."""
@@ -201,9 +204,8 @@ class SimulatedDevice:
 
     def _run(self, launch: _Launch) -> None:
         name = launch.kernel.decode()
-        loaded, program = _program(
-            ctypes.string_at(launch.image, launch.image_size), name, launch.dynamic_lds
-        )
+        image = ctypes.string_at(launch.image, launch.image_size)
+        loaded, program = _program(image, name, launch.dynamic_lds)
         kernel = loaded.kernels[name]
         grid, block = _dimensions(launch.grid), _dimensions(launch.block)
         if kernel.required_block is not None and block != kernel.required_block:
@@ -221,7 +223,7 @@ class SimulatedDevice:
                 schedule=self.schedule, options=self.options,
             )  # fmt: skip
             seconds = time.perf_counter() - started
-            self.launches.append(LaunchRecord(name, grid, block, kernargs, report, seconds))
+            self.launches.append(LaunchRecord(name, grid, block, kernargs, image, report, seconds))
 
     def _resolve(self, address: int) -> tuple[int, int] | None:
         """The live hipMalloc allocation that holds an address."""

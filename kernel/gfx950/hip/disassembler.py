@@ -118,6 +118,7 @@ def _by_objdump(program: str, code_object: CodeObject, kernel: KernelCode) -> li
         file.flush()
         shown = _run([program, "-d", f"--disassemble-symbols={kernel.metadata.name}", file.name])
     rows = [(int(address, 16) - kernel.entry_address, text) for text, address in _OBJDUMP_LINE.findall(shown)]
+    rows = [(offset, text) for offset, text in rows if offset < len(kernel.code)]  # behind it is padding
     if not rows:
         raise DeviceUnavailableError(f"{program} shows no instruction of {kernel.metadata.name}", _REMEDY)
     return rows
