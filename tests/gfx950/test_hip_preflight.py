@@ -1,4 +1,4 @@
-"""What ends a process at FlyDSL's first launch is an exception at preflight, tried in processes of their own."""
+"""What ends a process at FlyDSL's first launch is an exception at preflight; in processes of their own."""
 
 from __future__ import annotations
 

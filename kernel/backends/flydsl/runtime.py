@@ -117,11 +117,11 @@ def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
             simulated device's own exception is its cause.
     """
     runtime = _runtime()
-    stale = runtime.flydslRuntimeTakeError()
-    if stale or device.take_failure() is not None:
+    stale, failure = runtime.flydslRuntimeTakeError(), device.take_failure()
+    if stale:
         raise LaunchError(
             stale, _error_name(runtime, stale), "left by an earlier launch", "launch only inside launching()"
-        )
+        ) from failure
     try:
         with device.registered(tensors):
             yield device.stream()
@@ -131,7 +131,7 @@ def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         failure = device.take_failure()
     if isinstance(failure, (KeyboardInterrupt, SystemExit)):
         raise failure
-    if code or failure is not None:
+    if code:  # as on hardware: this word decides, and a call that FlyDSL itself can do without is no failure
         raise LaunchError(
             code,
             _error_name(runtime, code),

@@ -53,10 +53,11 @@ def parse(image: bytes) -> CodeObject:
 
     Raises:
         ValueError: not a code object, or one whose metadata is missing or malformed.
+        UnsupportedInstructionError: a kernel's descriptor asks for a mode that is not simulated.
     """
     try:
         return _parse(image)
-    except (struct.error, KeyError, IndexError, UnicodeDecodeError) as error:
+    except (struct.error, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"malformed code object of {len(image)} bytes: {error!r}") from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-Value: TypeAlias = "bool | int | str | list[Value] | dict[str | int, Value] | None"
+Value: TypeAlias = "bool | int | str | list[Value] | dict[str, Value] | None"
 
 _CONSTANTS: dict[int, bool | None] = {0xC0: None, 0xC2: False, 0xC3: True}
 
@@ -44,9 +44,9 @@ class _Reader:
     def _map(self, size: int) -> Value:
         return {self._key(): self.value() for _ in range(size)}
 
-    def _key(self) -> str | int:
+    def _key(self) -> str:
         key = self.value()
-        if not isinstance(key, (str, int)):
+        if not isinstance(key, str):
             raise ValueError(  # noqa: TRY004  it is the file that is wrong, not an argument
                 f"MessagePack map key of type {type(key).__name__} at byte {self._at}"
             )
