@@ -23,7 +23,7 @@ _PENDING_BLOCKS = 256
 
 
 def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> torch.Tensor:
-    """Packed keys of scores.
+    """Packed keys of the scores of consecutive blocks.
 
     Args:
         scores: ``[rows, blocks]`` float32; cells at and past a row's ``num_blocks`` may hold anything.
@@ -33,7 +33,12 @@ def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> to
     Returns:
         ``[rows, blocks]`` int64, ``ABSENT`` at and past a row's ``num_blocks``.
     """
-    ids = torch.arange(first_block, first_block + scores.shape[1])
+    ids = torch.arange(first_block, first_block + scores.shape[1], device=scores.device)
+    return pack_blocks(scores, ids, num_blocks)
+
+
+def pack_blocks(scores: torch.Tensor, ids: torch.Tensor, num_blocks: torch.Tensor) -> torch.Tensor:
+    """As :func:`pack`, of the blocks that ``ids`` (``[blocks]`` or ``[rows, blocks]`` int64) names."""
     # + 0.0 turns -0.0 into +0.0.
     bits = torch.where(scores.isnan(), -torch.inf, scores + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -28,7 +28,8 @@ def i32(x: Value) -> Value:
 
 
 def i64(x: Value) -> Value:
-    """An MLIR value of 64 bits; 32-bit values are zero-extended, which needs no instruction for the upper half's sign."""
+    """An MLIR value of 64 bits; 32-bit values are zero-extended, which needs no instruction for the upper
+    half's sign."""
     if isinstance(x, int):
         return arith.constant(T.i64, x)
     x = as_ir_value(x)
@@ -44,7 +45,8 @@ def f32(x: float) -> Value:
     return arith.constant(T.f32, x)
 
 
-# ---- integers and vectors ------------------------------------------------------------------------------------
+# ---- integers and vectors
+# ------------------------------------------------------------------------------------
 def minimum(a: Value, b: Value) -> fx.Int32:
     return fx.Int32(arith.minsi(i32(a), i32(b)))
 
@@ -88,7 +90,8 @@ def as_f32x4(words: Sequence[Value]) -> Value:
     return llvm.BitcastOp(vector_type(4, T.f32), pack(words, T.i32)).result
 
 
-# ---- memory --------------------------------------------------------------------------------------------------
+# ---- memory
+# --------------------------------------------------------------------------------------------------
 def pointer(address: Value, space: int) -> Value:
     return llvm.inttoptr(ir.Type.parse(f"!llvm.ptr<{space}>"), i64(address))
 
@@ -125,7 +128,8 @@ def buffer(address: Value, num_bytes: int) -> Value:
 
 
 def buffer_load(dwords: int, descriptor: Value, num_bytes: Value) -> Value:
-    """Load at a byte offset. Global loads would lose their scalar base across basic blocks, buffer loads keep it."""
+    """Load at a byte offset. Global loads would lose their scalar base across basic blocks, buffer loads keep
+    it."""
     kind = T.i32 if dwords == 1 else vector_type(dwords, T.i32)
     return fx.rocdl.raw_ptr_buffer_load(kind, descriptor, as_ir_value(num_bytes), i32(0))
 
@@ -135,7 +139,8 @@ def shared_memory(num_bytes: int) -> Value:
     return fx.SharedAllocator().allocate(fx.Array[fx.Uint8, num_bytes, 16]).peek().ptr.llvm_ptr
 
 
-# ---- arithmetic that LLVM must be told about -------------------------------------------------------------------
+# ---- arithmetic that LLVM must be told about
+# -------------------------------------------------------------------
 def max_f32(a: Value, b: Value) -> Value:
     """Maximum that may assume no NaN and ignore zero's sign: else LLVM canonicalises each operand first."""
     return arith.maxnumf(a, b, fastmath=ir.Attribute.parse("#arith.fastmath<nnan,nsz>"))
@@ -154,8 +159,8 @@ def uniform(x: Value) -> fx.Int32:
 def fold(width: int, a: Value, b: Value) -> Value:
     """Maximum of two fp32 over lanes ``width`` apart, both in one register.
 
-    The swap exchanges the odd ``width``-lane rows of ``a`` with the even ones of ``b``: afterwards even rows hold
-    ``a`` of two rows, odd rows ``b`` of them.
+    The swap exchanges the odd ``width``-lane rows of ``a`` with the even ones of ``b``: afterwards even rows
+    hold ``a`` of two rows, odd rows ``b`` of them.
     """
     pair = ir.Type.parse("!llvm.struct<(i32, i32)>")
     swap = rocdl.permlane32_swap if width == 32 else rocdl.permlane16_swap
@@ -170,7 +175,8 @@ def mfma(a: Value, b: Value, start: Value) -> Value:
     return fx.rocdl.mfma_scale_f32_16x16x128_f8f6f4(kind, [a, b, start, 0, 0, 0, 0, 0, 0])
 
 
-# ---- NVFP4 -----------------------------------------------------------------------------------------------------
+# ---- NVFP4
+# -----------------------------------------------------------------------------------------------------
 def even_dims(codes: Value, magnitudes: Value) -> Value:
     """E4M3 bytes of the 4 even dims of a code dword: low nibbles."""
     picked = _pick(magnitudes, arith.andi(codes, i32(0x07070707)))
@@ -190,7 +196,8 @@ def lut_offset(scales: Value, k: int) -> Value:
 
 
 def even_then_odd(column: Value) -> Value:
-    """16 query bytes in the order of dequantised keys: of each 8 dims the 4 even ones, then the 4 odd ones."""
+    """16 query bytes in the order of dequantised keys: of each 8 dims the 4 even ones, then the 4
+    odd ones."""
     words = [element(column, k) for k in range(4)]
     order = [permute_bytes(words[p + 1], words[p], s) for p in (0, 2) for s in (0x06040200, 0x07050301)]
     return pack(order, T.i32)
@@ -200,14 +207,15 @@ def _pick(magnitudes: Value, selector: Value) -> Value:
     return permute_bytes(element(magnitudes, 1), element(magnitudes, 0), selector)
 
 
-# ---- order -----------------------------------------------------------------------------------------------------
+# ---- order
+# -----------------------------------------------------------------------------------------------------
 def pin(value: Value) -> Value:
     """Fix where a value is computed, at no instruction.
 
-    Instruction selection orders pure operations (MFMA, max, byte permutes) as it likes; only operations with side
-    effects keep the source's order. A pinned value is also opaque: LLVM cannot hoist what two branches have in common
-    and hold it in registers. The text must stay empty: the hazard recogniser does not see instructions in it, and
-    one could overwrite an accumulator that an MFMA is still reading.
+    Instruction selection orders pure operations (MFMA, max, byte permutes) as it likes; only operations with
+    side effects keep the source's order. A pinned value is also opaque: LLVM cannot hoist what two branches
+    have in common and hold it in registers. The text must stay empty: the hazard recogniser does not see
+    instructions in it, and one could overwrite an accumulator that an MFMA is still reading.
     """
     value = as_ir_value(value)
     return llvm.inline_asm(value.type, [value], "; pin", "=v,0", has_side_effects=True)
@@ -225,7 +233,8 @@ def lds_barrier() -> None:
     llvm.fence(llvm.AtomicOrdering.acquire, syncscope="workgroup")
 
 
-# ---- control ---------------------------------------------------------------------------------------------------
+# ---- control
+# ---------------------------------------------------------------------------------------------------
 def for_range(
     first: Value,
     end: Value,
@@ -255,9 +264,11 @@ def if_else(
     return list(branch.results)
 
 
-def if_then(condition: Value, then: Callable[[], None]) -> None:
+def if_then(condition: Value, then: Callable[[], None], otherwise: Callable[[], None] | None = None) -> None:
     """Branch without results."""
-    branch = scf.IfOp(as_ir_value(condition), [], has_else=False)
-    with ir.InsertionPoint(branch.then_block):
-        then()
-        scf.YieldOp([])
+    branch = scf.IfOp(as_ir_value(condition), [], has_else=otherwise is not None)
+    for block, make in (("then_block", then), ("else_block", otherwise)):
+        if make is not None:
+            with ir.InsertionPoint(getattr(branch, block)):
+                make()
+                scf.YieldOp([])

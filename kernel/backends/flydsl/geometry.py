@@ -25,7 +25,8 @@ M_TILES = BLOCK_TOKENS // MFMA_ROWS
 WAVE_TOKENS = N_TILES * MFMA_ROWS
 """Query tokens from the first to the last row of a wave: its N-tiles lie 16 tokens apart."""
 REDUCED_ROWS = 2
-"""Query rows whose scores a lane holds once a block is reduced: of N-tile ``lane // 16`` and of the fourth after it."""
+"""Query rows whose scores a lane holds once a block is reduced: of N-tile ``lane // 16`` and of the fourth
+after it."""
 
 OPERAND_BYTES = 16
 """Bytes of one LDS read or write of keys, a column of a key row."""

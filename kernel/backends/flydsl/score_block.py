@@ -1,7 +1,8 @@
 """The scores of one key block: dequantisation into LDS, MFMAs, causal mask and the max over tokens.
 
-A wave multiplies a block's eight M-tiles (16 tokens) by its eight N-tiles (16 query rows). While the matrix unit works
-on one M-tile, the vector unit reduces the M-tile before it and dequantises a part of the next block.
+A wave multiplies a block's eight M-tiles (16 tokens) by its eight N-tiles (16 query rows). While the matrix
+unit works on one M-tile, the vector unit reduces the M-tile before it and dequantises a part of the next
+block.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from kernel.backends.flydsl.device import Value
 from kernel.page import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM
 
 HIDE_STEP, HIDE_MOST = 2**23 + 1, 0xCD000000 - 2**32
-"""As integers: what a token adds to the mask for each position that it lies after the query, and where that ends.
-Read as fp32, -HIDE_STEP is about -3e38 and HIDE_MOST is -2^27; scores stay within 128 * 448 * 448 < 2^25."""
+"""As integers: what a token adds to the mask for each position that it lies after the query, and where that
+ends. Read as fp32, -HIDE_STEP is about -3e38 and HIDE_MOST is -2^27; scores stay within 128 * 448 * 448 <
+2^25."""
 LOOK_AHEAD = 1
 """MFMAs between the making of a start value and its use: an MFMA right after it would wait."""
 FILL_TILES = geo.M_TILES - 2
-"""M-tiles that the dequantisation of the next block is spread over; its last bytes are written a tile before the barrier."""
+"""M-tiles that the dequantisation of the next block is spread over; its last bytes are written a tile before
+the barrier."""
 
 StartValue = Callable[[int, int], Value]
 """The accumulators' start value of (M-tile, N-tile)."""
@@ -31,7 +34,8 @@ StartValue = Callable[[int, int], Value]
 
 @dataclass
 class BlockState:
-    """A block between its MFMAs and its scores: ``accumulators`` [M-tile][N-tile], ``running`` maxima [N-tile]."""
+    """A block between its MFMAs and its scores: ``accumulators`` [M-tile][N-tile], ``running`` maxima
+    [N-tile]."""
 
     accumulators: dict[int, list[Value]]
     running: list[Value]
@@ -59,13 +63,15 @@ class BlockScorer:
         self._place_keys()
 
     def _place_keys(self) -> None:
-        """LDS addresses. 16-byte column c of key row t is stored at column c ^ ((t >> 1) & 7), against bank conflicts."""
+        """LDS addresses. 16-byte column c of key row t is stored at column c ^ ((t >> 1) & 7), against bank
+        conflicts."""
         swizzle = d.shift_right(self.row, 1)
         column = self.quarter ^ swizzle
         self.read_at = [
             d.offset(self.lds, self.row * HEAD_DIM + c * geo.OPERAND_BYTES) for c in (column, column ^ 4)
         ]
-        # Lane l of wave w dequantises token 32 w + l / 2, dims 64 (l % 2) .. + 63, which are columns 4 (l % 2) .. + 3.
+        # Lane l of wave w dequantises token 32 w + l / 2, dims 64 (l % 2) .. + 63, which are columns 4 (l %
+        # 2) .. + 3.
         token = self.wave * 32 + d.shift_right(self.lane, 1)
         column = (self.lane & 1) * 4 ^ (d.shift_right(token, 1) & 7)
         self.write_at = [
@@ -76,7 +82,8 @@ class BlockScorer:
         self.code_offset = page_lane * geo.LANE_CODE_BYTES
         self.scale_offset = page_lane * geo.LANE_SCALE_BYTES + CODE_BYTES
 
-    # ---- keys ------------------------------------------------------------------------------------------------
+    # ---- keys
+    # ------------------------------------------------------------------------------------------------
     def dequantise_steps(self, raw: list[Value], slot: Value) -> list[Callable[[], None]]:
         """The dequantisation of this lane's part of a block, as small steps to be spread under MFMAs."""
         codes = [d.element(raw[k // 4], k % 4) for k in range(8)]
@@ -111,17 +118,20 @@ class BlockScorer:
         ]
         return d.concatenate(*columns)
 
-    # ---- one block -------------------------------------------------------------------------------------------
+    # ---- one block
+    # -------------------------------------------------------------------------------------------
     def causal_start(self, block: Value) -> StartValue:
-        """Start values for a block that the diagonal crosses: 0, or hugely negative where the token is after the query.
+        """Start values for a block that the diagonal crosses: 0, or hugely negative where the token is after
+        the query.
 
         Token 16 m + 4 g + i is visible from row n of N-tile nt when
 
-            ahead = wave_position - 128 block + n div H - 4 g - i  +  16 (nt - m)  >=  0         (|ahead| <= 254)
+            ahead = wave_position - 128 block + n div H - 4 g - i  +  16 (nt - m)  >=  0     (|ahead| <= 254)
 
-        clamp(ahead * HIDE_STEP, HIDE_MOST, 0) as an integer is 0 or, read as fp32, at most -2^27. Two instructions a
-        value, and one quad serves every tile with the same nt - m. Integers on purpose: float additions would be paired
-        into v_pk_add_f32, which cannot issue beside an MFMA, and float constants would be held in scalar registers.
+        clamp(ahead * HIDE_STEP, HIDE_MOST, 0) as an integer is 0 or, read as fp32, at most -2^27. Two
+        instructions a value, and one quad serves every tile with the same nt - m. Integers on purpose: float
+        additions would be paired into v_pk_add_f32, which cannot issue beside an MFMA, and float constants
+        would be held in scalar registers.
         """
         lane_part = d.shift_right(self.row, self.log_heads) - self.quarter * geo.ACCUMULATORS
         ahead = lane_part + (self.wave_position - block * BLOCK_TOKENS)
@@ -151,7 +161,8 @@ class BlockScorer:
         state.running[nt] = highest
 
     def _cross_lane_steps(self, state: BlockState) -> list[Callable[[], None]]:
-        """Maxima over the four token quarters of all N-tiles; pairing (0, 2), (1, 3) needs 6 swaps and 6 maxima."""
+        """Maxima over the four token quarters of all N-tiles; pairing (0, 2), (1, 3) needs 6 swaps and 6
+        maxima."""
         half: dict[int, Value] = {}
 
         def across_32(nt: int) -> None:
@@ -180,11 +191,12 @@ class BlockScorer:
         previous: BlockState | None,
         late: Callable[[], None] | None,
     ) -> tuple[BlockState, Value]:
-        """64 MFMAs on the keys in slots[0]; under them the next block's dequantisation into slots[1] and the last
-        reduction of the previous block.
+        """64 MFMAs on the keys in slots[0]; under them the next block's dequantisation into slots[1] and the
+        last reduction of the previous block.
 
         Args:
-            late: runs where the next wait for LDS is farthest away, since a scalar load makes that a full wait.
+            late: runs where the next wait for LDS is farthest away, since a scalar load makes that a full
+            wait.
 
         Returns:
             The block, its last M-tile not yet reduced, and the next block's first M-tile.
@@ -195,7 +207,8 @@ class BlockScorer:
         for m in range(geo.M_TILES):
             last = m == geo.M_TILES - 1
             if last:
-                d.lds_barrier()  # every wave holds its last tile of this block and has written its part of the next
+                # Every wave holds its last tile of this block and has written its part of the next one.
+                d.lds_barrier()
                 d.fence()
             following = self.read_keys(slots[1], 0) if last else self.read_keys(slots[0], m + 1)
             if last and late is not None:

@@ -1,4 +1,5 @@
-"""One workgroup's work item: its query rows, the walk over its blocks, sentinels and stores. See ``score_prefill.py``."""
+"""One workgroup's work item: its query rows, the walk over its blocks, sentinels and stores. See
+``score_prefill.py``."""
 
 from __future__ import annotations
 
@@ -92,9 +93,11 @@ class ItemScorer:
         self.block = BlockScorer(self.log_heads, self.wave, self.lane, self.wave_position)
         self._place_rows()
 
-    # ---- addresses -------------------------------------------------------------------------------------------
+    # ---- addresses
+    # -------------------------------------------------------------------------------------------
     def _place_rows(self) -> None:
-        """Where the scores of this lane's rows go: after the reduction it holds N-tiles lane // 16 and 4 + lane // 16."""
+        """Where the scores of this lane's rows go: after the reduction it holds N-tiles lane // 16 and 4 +
+        lane // 16."""
         args = self.arguments
         self.lane_token = (
             self.wave_token
@@ -115,7 +118,8 @@ class ItemScorer:
         cell = cell + d.wide(self.first_token + token) * args.maxima_token_stride
         return d.offset(d.pointer(args.maxima, d.GLOBAL), cell * 4)
 
-    # ---- queries and pages -----------------------------------------------------------------------------------
+    # ---- queries and pages
+    # -----------------------------------------------------------------------------------
     def _load_queries(self) -> list[list[Value]]:
         """For each N-tile the two columns of this lane's row; rows past the end repeat the last token."""
         columns = []
@@ -129,12 +133,14 @@ class ItemScorer:
         return columns
 
     def _page_id(self, block: Value) -> Value:
-        """Page of a block; past the item's last block that one again, for the columns beyond may hold anything."""
+        """Page of a block; past the item's last block that one again, for the columns beyond may hold
+        anything."""
         column = d.minimum(block, self.end_block - 1)
         return d.scalar_load(1, self.table + d.wide(column) * 4)
 
     def _load_page(self, page_id: Value) -> list[Value]:
-        """This lane's 32 code bytes and 4 scale bytes, through a descriptor of the page: no load can leave it."""
+        """This lane's 32 code bytes and 4 scale bytes, through a descriptor of the page: no load can leave
+        it."""
         page = d.buffer(self.arguments.pages + d.wide(page_id) * self.arguments.page_stride, PAGE_BYTES)
         codes = [d.buffer_load(4, page, self.block.code_offset + 16 * k) for k in range(2)]
         return [*codes, d.buffer_load(1, page, self.block.scale_offset)]
@@ -160,7 +166,8 @@ class ItemScorer:
         ]
         return Carried(next_raw, page_ids, keys, [self.minus_infinity] * geo.REDUCED_ROWS)
 
-    # ---- four blocks -----------------------------------------------------------------------------------------
+    # ---- four blocks
+    # -----------------------------------------------------------------------------------------
     def _plain_group(self, block: Value, carried: Carried) -> Carried:
         """Four blocks that every row sees whole, without sentinels."""
         page_ids: list[Value] = []
@@ -179,10 +186,12 @@ class ItemScorer:
             raw = ahead
         self.block.finish(states[-1])
         scores = [[state.scores[j] for state in states] for j in range(geo.REDUCED_ROWS)]
-        return self._leave_group(block, scores, Carried(raw, page_ids, keys, carried.maxima))
+        left = Carried(raw, page_ids, keys, carried.maxima)
+        return self._leave_group(scores, left, lambda: self._store_scores(block, scores))
 
     def _careful_group(self, block: Value, carried: Carried) -> Carried:
-        """Up to four blocks with causal masks and sentinels, one a trip; blocks past the item's end are not computed."""
+        """Up to four blocks with causal masks and sentinels, one a trip; blocks past the item's end are not
+        computed."""
         token = self.position + fx.Int32(d.pin(self.lane_token))
         num_blocks = [d.shift_right(token + 64 * j, 7) + 1 for j in range(geo.REDUCED_ROWS)]
         wave_last = self.wave_position + (geo.WAVE_TOKENS - geo.MFMA_ROWS + (geo.MFMA_ROWS - 1) // self.heads)
@@ -237,29 +246,47 @@ class ItemScorer:
         end = d.minimum(block + STORE_BLOCKS, self.end_block)
         values = d.for_range(block, end, 1, [*carried.raw, *carried.page_ids, carried.keys, *unscored], trip)
         scores = [values[8:12], values[12:]]
-        return self._leave_group(block, scores, Carried(values[:3], values[3:7], values[7], carried.maxima))
+        left = Carried(values[:3], values[3:7], values[7], carried.maxima)
+        return self._leave_group(scores, left, lambda: self._store_within_row(block, scores))
 
     def _with_sentinels(self, score: Value, block: Value, num_blocks: Value) -> Value:
         score = d.select(block < self.arguments.init_blocks, d.f32(INIT_SCORE), score)
         score = d.select(num_blocks <= block + self.arguments.local_blocks, d.f32(LOCAL_SCORE), score)
         return d.select(num_blocks <= block, self.minus_infinity, score)
 
-    def _leave_group(self, block: Value, scores: list[list[Value]], carried: Carried) -> Carried:
-        """Store four scores a row, 16 bytes, and take them into the maxima."""
-        carried.raw = [
-            d.pin(x) for x in carried.raw
-        ]  # waits for the page, not for the page and the stores after it
-        self._store_scores(block, [d.pack(row, T.f32) for row in scores])
+    def _leave_group(self, scores: list[list[Value]], carried: Carried, store: Callable[[], None]) -> Carried:
+        """Store four scores a row and take them into the maxima."""
+        # Pinned, a wait for the page comes before the stores; after them it would be a wait for them too.
+        carried.raw = [d.pin(x) for x in carried.raw]
+        store()
         for j, row in enumerate(scores):
             for score in row:
                 carried.maxima[j] = d.max_f32(carried.maxima[j], score)
         return carried
 
-    def _store_scores(self, block: Value, rows: list[Value]) -> None:
+    def _store_scores(self, block: Value, rows: list[list[Value]]) -> None:
+        """Four scores a row, 16 bytes; rows may start at any cell, so aligned to a cell only."""
         at = d.offset(self.scores_at, d.wide(block) * 4)
-        for row, live in zip(rows, self.live):
-            d.if_then(live, lambda row=row, at=at: d.store(row, at, 16))  # type: ignore[misc]
+        for scores, live in zip(rows, self.live):
+            row = d.pack(scores, T.f32)
+            d.if_then(live, lambda row=row, at=at: d.store(row, at, 4))  # type: ignore[misc]
             at = d.offset(at, self.arguments.score_token_stride * (4 * 64))
+
+    def _store_last_scores(self, block: Value, rows: list[list[Value]]) -> None:
+        """As :meth:`_store_scores`, but nothing at or past ``fill_end``, the end of the row."""
+        for i in range(STORE_BLOCKS - 1):
+            at = d.offset(self.scores_at, d.wide(block + i) * 4)
+            for scores, live in zip(rows, self.live):
+                kept = live & (block + i < self.fill_end)
+                d.if_then(kept, lambda score=scores[i], at=at: d.store(score, at, 4))  # type: ignore[misc]
+                at = d.offset(at, self.arguments.score_token_stride * (4 * 64))
+
+    def _store_within_row(self, block: Value, rows: list[list[Value]]) -> None:
+        d.if_then(
+            block + STORE_BLOCKS <= self.fill_end,
+            lambda: self._store_scores(block, rows),
+            lambda: self._store_last_scores(block, rows),
+        )
 
     def _store_maxima(self, block: Value, rows: list[Value]) -> None:
         at = d.offset(self._maxima_at(), d.wide(d.shift_right(block, 4)) * 4)
@@ -267,7 +294,8 @@ class ItemScorer:
             d.if_then(live, lambda row=row, at=at: d.store(row, at, 4))  # type: ignore[misc]
             at = d.offset(at, self.arguments.maxima_token_stride * (4 * 64))
 
-    # ---- the item --------------------------------------------------------------------------------------------
+    # ---- the item
+    # --------------------------------------------------------------------------------------------
     def run(self) -> None:
         wants_maxima = self.arguments.maxima != 0
 
@@ -296,9 +324,7 @@ class ItemScorer:
         """-inf from the item's end to ``fill_end``: blocks that none of its rows sees."""
 
         def fill(block: fx.Int32, _: list[Value]) -> list[Value]:
-            self._store_scores(
-                block, [d.pack([self.minus_infinity] * STORE_BLOCKS, T.f32)] * geo.REDUCED_ROWS
-            )
+            self._store_within_row(block, [[self.minus_infinity] * STORE_BLOCKS] * geo.REDUCED_ROWS)
             starts = ((block & (MAXIMA_BLOCKS - 1)) == 0) & wants_maxima
             d.if_then(starts, lambda: self._store_maxima(block, [self.minus_infinity] * geo.REDUCED_ROWS))
             return []

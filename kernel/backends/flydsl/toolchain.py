@@ -1,0 +1,70 @@
+"""What compiling needs: FlyDSL for gfx950, its linker, and its cache. No GPU and no HIP."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernel.backends.flydsl import linker
+from kernel.backends.flydsl.runtime import TARGET
+from kernel.batch import SUPPORTED_HEADS
+from kernel.errors import DeviceUnavailableError
+
+
+def prepare() -> None:
+    """Have FlyDSL compile for gfx950, before ``flydsl`` is imported: its default is gfx942.
+
+    Raises:
+        DeviceUnavailableError: FlyDSL or a linker is missing, or the environment asks for another
+            architecture.
+    """
+    if importlib.util.find_spec("flydsl") is None:
+        raise DeviceUnavailableError("the package flydsl is not installed", "pip install flydsl==0.5.0")
+    asked = os.environ.setdefault("FLYDSL_GPU_ARCH", TARGET)
+    if asked.split(":")[0] != TARGET:
+        raise DeviceUnavailableError(
+            f"FLYDSL_GPU_ARCH={asked}, and the kernels are for {TARGET}", "unset FLYDSL_GPU_ARCH"
+        )
+    linker.prepare()
+
+
+def compile_kernels(cache_dir: Path | None = None) -> list[str]:
+    """Compile every kernel into FlyDSL's cache, so that no process compiles at its first call.
+
+    The cache is bound to the ROCm installation: compile where the kernels will run, in the final image.
+
+    Args:
+        cache_dir: the cache; a process that is to use it needs FLYDSL_RUNTIME_CACHE_DIR set to it. FlyDSL's
+            own choice when None.
+
+    Returns:
+        The kernels' names.
+
+    Raises:
+        DeviceUnavailableError: see :func:`prepare`.
+    """
+    prepare()
+    from kernel.backends.flydsl import score_prefill
+
+    settings = {"COMPILE_ONLY": "1"}
+    if cache_dir is not None:
+        settings["FLYDSL_RUNTIME_CACHE_DIR"] = str(cache_dir)
+    with _environment(settings):
+        return [score_prefill.compile_for(heads) for heads in SUPPORTED_HEADS]
+
+
+@contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
