@@ -33,6 +33,7 @@ class _Entry:
 _BACKENDS = {
     "cpu": _Entry("kernel.backends.cpu", automatic=True),
     "reference": _Entry("kernel.backends.reference", automatic=False),
+    "flydsl-sim": _Entry("kernel.backends.flydsl_sim", automatic=False),
 }
 BACKEND_NAMES = tuple(_BACKENDS)
 

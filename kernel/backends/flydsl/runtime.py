@@ -73,16 +73,26 @@ def runtime_path() -> Path:
     return path
 
 
+def check() -> None:
+    """What a launch needs of FlyDSL, without loading anything.
+
+    Raises:
+        DeviceUnavailableError: what is missing and the remedy.
+    """
+    runtime_path()
+    if os.environ.get("COMPILE_ONLY", "0").lower() not in ("", "0", "false", "no", "off"):
+        raise DeviceUnavailableError(
+            f"COMPILE_ONLY={os.environ['COMPILE_ONLY']} makes every launch do nothing", "unset COMPILE_ONLY"
+        )
+
+
 def preflight(device: Device) -> None:
     """What would end the process at the first launch, or make it silently do nothing, as an exception.
 
     Raises:
         DeviceUnavailableError: what is missing and the remedy.
     """
-    if os.environ.get("COMPILE_ONLY", "0").lower() not in ("", "0", "false", "no", "off"):
-        raise DeviceUnavailableError(
-            f"COMPILE_ONLY={os.environ['COMPILE_ONLY']} makes every launch do nothing", "unset COMPILE_ONLY"
-        )
+    check()
     device.prepare()
     _runtime()
 

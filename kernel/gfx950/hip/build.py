@@ -53,10 +53,20 @@ def library() -> Path:
     Raises:
         DeviceUnavailableError: no compiler, it fails, or the cache folder cannot be written.
     """
-    path = _cache_folder() / _build_key() / LIBRARY_NAME
-    if not path.is_file():
+    path = library_path()
+    if not is_built():
         _compile(path)
     return path
+
+
+def library_path() -> Path:
+    """Where the library is, once it is built."""
+    return (_cache_folder() / _build_key() / LIBRARY_NAME).resolve()
+
+
+def is_built() -> bool:
+    """Whether :func:`library` needs no compiler any more."""
+    return library_path().is_file()
 
 
 def _cache_folder() -> Path:

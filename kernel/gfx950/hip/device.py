@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import shlex
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -26,9 +26,10 @@ from kernel.gfx950 import (
     parse_program,
     run,
 )
-from kernel.gfx950.hip import build, code_object, disassembler
+from kernel.gfx950.hip import build, code_object, disassembler, library
 from kernel.gfx950.hip.allocations import Allocation, extents, merged
 from kernel.gfx950.hip.kernel_arguments import kernarg_segment
+from kernel.gfx950.hip.library import LAUNCH_CALLBACK, Launch
 
 ARCHITECTURE = "gfx950"
 COMPUTE_UNITS = 256
@@ -66,26 +67,10 @@ class LaunchRecord:
     """Host time in the interpreter."""
 
 
-class _Launch(ctypes.Structure):
-    """``struct launch`` of standin.c."""
-
-    _fields_ = (
-        ("image", ctypes.c_void_p),
-        ("image_size", ctypes.c_uint64),
-        ("kernel", ctypes.c_char_p),
-        ("grid", ctypes.c_uint32 * 3),
-        ("block", ctypes.c_uint32 * 3),
-        ("dynamic_lds", ctypes.c_uint64),
-        ("stream", ctypes.c_void_p),
-        ("kernel_params", ctypes.c_void_p),
-    )
-
-
-_LAUNCH_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Launch))
-
-
 class SimulatedDevice:
     """One gfx950, synchronous. Device memory is host memory: a CPU tensor's address is its device address.
+
+    Get it from :func:`simulated_device`: a process has one HIP, and its launches go to one device.
 
     Attributes:
         schedule: the order of waves, workgroups and DMA in the launches to come.
@@ -101,9 +86,29 @@ class SimulatedDevice:
         self.options = RunOptions()
         self.launches: deque[LaunchRecord] = deque(maxlen=_KEPT_LAUNCHES)
         self._library: ctypes.CDLL | None = None
-        self._callback = _LAUNCH_CALLBACK(self._on_launch)  # lives as long as the library may call it
+        self._callback = LAUNCH_CALLBACK(self._on_launch)  # lives as long as the library may call it
         self._one_launch = threading.Lock()
         self._thread = threading.local()
+
+    def check(self) -> str:
+        """What :meth:`prepare` needs, without building or loading anything.
+
+        Returns:
+            What was found, for people.
+
+        Raises:
+            DeviceUnavailableError: what is missing and the remedy.
+        """
+        for variable in _ARCHITECTURE_VARIABLES:
+            asked = os.environ.get(variable)
+            if asked and asked.lower() != ARCHITECTURE:
+                raise DeviceUnavailableError(
+                    f"{variable}={asked}: the simulated device is a {ARCHITECTURE}", f"unset {variable}"
+                )
+        if self._library is None:
+            library.refuse_real_hip()
+        builder = "built before" if build.is_built() else f"to be built by {shlex.join(build.compiler())}"
+        return f"stand-in HIP {builder}, disassembler {disassembler.find().source}"
 
     def prepare(self) -> None:
         """Build and load the stand-in, before anything loads HIP; have FlyDSL compile for gfx950.
@@ -112,16 +117,11 @@ class SimulatedDevice:
             DeviceUnavailableError: a real HIP is in the process, another architecture is asked for, or the
                 stand-in cannot be built or used.
         """
-        for variable in _ARCHITECTURE_VARIABLES:
-            asked = os.environ.get(variable)
-            if asked and asked.lower() != ARCHITECTURE:
-                raise DeviceUnavailableError(
-                    f"{variable}={asked}: the simulated device is a {ARCHITECTURE}", f"unset {variable}"
-                )
+        self.check()
         os.environ.setdefault("FLYDSL_GPU_ARCH", ARCHITECTURE)
-        disassembler.find()
         if self._library is None:
-            self._library = _load(build.library(), self._callback)
+            self._library = library.load(build.library())
+            self._library.sim_set_launch(self._callback)
 
     def stream(self) -> int:
         """The null stream: everything is done in order anyway."""
@@ -145,11 +145,11 @@ class SimulatedDevice:
         """What this thread's launches died of since the last take: the kernel's fault, or the HIP call's."""
         failure: BaseException | None = getattr(self._thread, "failure", None)
         self._thread.failure = None
-        library = self._loaded()
+        loaded = self._loaded()
         code = ctypes.c_int()
-        call = library.sim_take_failure(ctypes.byref(code))
+        call = loaded.sim_take_failure(ctypes.byref(code))
         if failure is None and call is not None:
-            return HipCallError(call.decode(), code.value, library.hipGetErrorName(code.value).decode())
+            return HipCallError(call.decode(), code.value, loaded.hipGetErrorName(code.value).decode())
         return failure
 
     @contextmanager
@@ -160,24 +160,24 @@ class SimulatedDevice:
             ValueError: no such function.
             RuntimeError: on exit without an exception, when nothing called it: the test has tested nothing.
         """
-        library = self._loaded()
-        if not hasattr(library, call):
+        loaded = self._loaded()
+        if not hasattr(loaded, call):
             raise ValueError(f"call = {call!r}: not a function of the stand-in HIP")
         before = self.calls().get(call, 0)
-        library.sim_fail(call.encode(), code)
+        loaded.sim_fail(call.encode(), code)
         try:
             yield
         finally:
-            library.sim_fail(b"", 0)
+            loaded.sim_fail(b"", 0)
         if self.calls().get(call, 0) == before:
             raise RuntimeError(f"{call} was not called, so its failure was not tried")
 
     def calls(self) -> dict[str, int]:
         """How often each HIP function was called in this process."""
-        library = self._loaded()
+        loaded = self._loaded()
         found: dict[str, int] = {}
         count = ctypes.c_uint64()
-        while (name := library.sim_call(len(found), ctypes.byref(count))) is not None:
+        while (name := loaded.sim_call(len(found), ctypes.byref(count))) is not None:
             found[name.decode()] = count.value
         return found
 
@@ -191,7 +191,7 @@ class SimulatedDevice:
         found: list[Allocation] = getattr(self._thread, "allocations", [])
         return found
 
-    def _on_launch(self, pointer: ctypes._Pointer[_Launch]) -> int:
+    def _on_launch(self, pointer: ctypes._Pointer[Launch]) -> int:
         try:
             self._run(pointer.contents)
         except OutOfBoundsError as error:
@@ -202,7 +202,7 @@ class SimulatedDevice:
             return _HIP_ERROR_LAUNCH_FAILURE
         return 0
 
-    def _run(self, launch: _Launch) -> None:
+    def _run(self, launch: Launch) -> None:
         name = launch.kernel.decode()
         image = ctypes.string_at(launch.image, launch.image_size)
         loaded, program = _program(image, name, launch.dynamic_lds)
@@ -227,9 +227,9 @@ class SimulatedDevice:
 
     def _resolve(self, address: int) -> tuple[int, int] | None:
         """The live hipMalloc allocation that holds an address."""
-        library = self._loaded()
-        pairs = ((ctypes.c_uint64 * 2) * int(library.sim_allocations(None, 0)))()
-        library.sim_allocations(pairs, len(pairs))
+        loaded = self._loaded()
+        pairs = ((ctypes.c_uint64 * 2) * int(loaded.sim_allocations(None, 0)))()
+        loaded.sim_allocations(pairs, len(pairs))
         for base, size in pairs:
             if base <= address < base + size:
                 return base, size
@@ -255,38 +255,3 @@ def _program(image: bytes, name: str, dynamic_lds: int) -> tuple[code_object.Cod
 def _dimensions(array: ctypes.Array[ctypes.c_uint32]) -> tuple[int, int, int]:
     x, y, z = array
     return int(x), int(y), int(z)
-
-
-def _load(path: Path, callback: object) -> ctypes.CDLL:
-    real = _real_hip(path)
-    if real is not None:
-        raise DeviceUnavailableError(
-            f"{real} is loaded: a process has one HIP", "use the simulated device in a process without ROCm"
-        )
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise DeviceUnavailableError(f"{path} does not load: {error}", f"delete {path.parent}") from error
-    library.sim_set_launch.argtypes = [_LAUNCH_CALLBACK]
-    library.sim_set_launch.restype = None
-    library.sim_fail.argtypes = [ctypes.c_char_p, ctypes.c_int]
-    library.sim_call.argtypes = [ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]
-    library.sim_call.restype = ctypes.c_char_p
-    library.sim_take_failure.argtypes = [ctypes.POINTER(ctypes.c_int)]
-    library.sim_take_failure.restype = ctypes.c_char_p
-    library.sim_allocations.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.sim_allocations.restype = ctypes.c_size_t
-    library.hipGetErrorName.argtypes = [ctypes.c_int]
-    library.hipGetErrorName.restype = ctypes.c_char_p
-    library.sim_set_launch(callback)
-    return library
-
-
-def _real_hip(standin: Path) -> str | None:
-    """A HIP library that this process has mapped and that is not the stand-in."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        mapped = line.partition("/")
-        path = Path(mapped[1] + mapped[2])
-        if path.name.startswith("libamdhip64.so") and path != standin:
-            return str(path)
-    return None
