@@ -54,8 +54,7 @@ def command() -> list[str]:
         if Path(folder, "zig").is_file():
             return [str(Path(folder, "zig")), "ld.lld"]
     raise DeviceUnavailableError(
-        f"FlyDSL needs ld.lld of LLVM {_OLDEST_LLVM} or newer: none is in $ROCM_PATH/llvm/bin "
-        "or on the path",
+        f"FlyDSL needs ld.lld of LLVM {_OLDEST_LLVM} or newer: none is in $ROCM_PATH/llvm/bin or on the path",
         "pip install ziglang, apt install lld-19, or set ROCM_PATH to a ROCm installation",
     )
 

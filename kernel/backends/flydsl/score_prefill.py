@@ -85,7 +85,7 @@ def build(heads: int) -> Callable[..., None]:
         ItemScorer(heads, arguments, fx.block_idx.x, fx.thread_idx.x).run()
 
     @flyc.jit  # type: ignore[untyped-decorator]
-    def launch(
+    def score_prefill(
         q: fx.Int64,
         pages: fx.Int64,
         page_stride: fx.Int64,
@@ -121,7 +121,7 @@ def build(heads: int) -> Callable[..., None]:
             value_attrs={"rocdl.waves_per_eu": geo.WAVES_PER_SIMD},
         ).launch(grid=(num_items, 1, 1), block=(geo.THREADS, 1, 1), stream=stream)
 
-    return cast("Callable[..., None]", launch)
+    return cast("Callable[..., None]", score_prefill)
 
 
 def compile_and_launch(heads: int, *arguments: int) -> Callable[..., None]:
