@@ -1,4 +1,4 @@
-"""``flydsl-sim``: the ``flydsl`` backend on the simulated gfx950, on any CPU: instructions are interpreted."""
+"""``flydsl-sim``: the ``flydsl`` backend on the simulated gfx950; a CPU interprets every instruction."""
 
 from __future__ import annotations
 
