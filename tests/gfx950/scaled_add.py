@@ -53,12 +53,9 @@ def scaled_add(
     """``out[i] = x[i] * scale + y[i]`` for ``i < n``; float32. ``registered``: what the launch may touch."""
     n = x.numel() if n is None else n
     with launching(device, (x, y, out) if registered is None else registered) as stream:
-        _launch(
-            x.data_ptr(),
-            y.data_ptr(),
-            out.data_ptr(),
-            scale,
-            n,
-            -(-n // THREADS),
-            fx.Stream(stream),
-        )
+        launch_unguarded(x.data_ptr(), y.data_ptr(), out.data_ptr(), scale, n, stream)
+
+
+def launch_unguarded(x: int, y: int, out: int, scale: float, n: int, stream: int = 0) -> None:
+    """The launch alone, on addresses; FlyDSL swallows its errors."""
+    _launch(x, y, out, scale, n, -(-n // THREADS), fx.Stream(stream))

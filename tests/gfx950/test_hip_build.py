@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_processes_that_build_at_once_do_not_meet(empty_cache: Path) -> None:
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(DeviceUnavailableError, match=r"no C compiler .*; install gcc or clang"):
         build.library()
 
@@ -68,7 +69,7 @@ def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_ziglang_package_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    if build.importlib.util.find_spec("ziglang") is None:
+    if importlib.util.find_spec("ziglang") is None:
         pytest.skip("the package ziglang is not installed")
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert build.library().is_file()

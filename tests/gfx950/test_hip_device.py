@@ -12,7 +12,7 @@ import torch
 from kernel.errors import DeviceUnavailableError, LaunchError
 from kernel.gfx950 import SCHEDULES, OutOfBoundsError, Schedule, UnsupportedInstructionError
 from kernel.gfx950.hip import HipCallError, SimulatedDevice, code_object, disassembler, simulated_device
-from tests.gfx950.scaled_add import THREADS, prepare, scaled_add
+from tests.gfx950.scaled_add import THREADS, launch_unguarded, prepare, scaled_add
 
 N = 3 * THREADS + 17  # a last workgroup that is not full
 
@@ -153,12 +153,10 @@ def test_an_interrupt_passes_through(device: SimulatedDevice, monkeypatch: pytes
 
 
 def test_an_error_outside_of_the_guard_is_not_blamed_on_the_next_launch(device: SimulatedDevice) -> None:
-    from tests.gfx950 import scaled_add as module
-
     x, y, out = operands()
     addresses = (x.data_ptr(), y.data_ptr(), out.data_ptr())
     with device.failing("hipModuleLaunchKernel"):
-        module._launch(*addresses, 1.0, N, 4, module.fx.Stream(None))
+        launch_unguarded(*addresses, 1.0, N)
     with pytest.raises(LaunchError, match="left by an earlier launch"):
         scaled_add(device, x, y, out, 1.0)
     scaled_add(device, x, y, out, 1.0)

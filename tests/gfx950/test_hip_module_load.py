@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,7 +53,7 @@ print(json.dumps({"first": sorted(first), "second": sorted(call for call, count 
 """
 
 
-def run(program: str) -> dict[str, list[str]]:
+def run(program: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -62,7 +63,7 @@ def run(program: str) -> dict[str, list[str]]:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    result: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
