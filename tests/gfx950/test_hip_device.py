@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import threading
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from kernel.backends.flydsl.runtime import launching
 from kernel.errors import DeviceUnavailableError, LaunchError
 from kernel.gfx950 import SCHEDULES, OutOfBoundsError, Schedule, UnsupportedInstructionError
-from kernel.gfx950.hip import HipCallError, SimulatedDevice, code_object, disassembler, simulated_device
+from kernel.gfx950.hip import (
+    HipCallError,
+    SimulatedDevice,
+    build,
+    code_object,
+    disassembler,
+    simulated_device,
+)
 from tests.gfx950.scaled_add import THREADS, launch_unguarded, prepare, scaled_add
 
 N = 3 * THREADS + 17  # a last workgroup that is not full
@@ -91,6 +100,25 @@ def test_a_tensor_of_another_device_is_refused(device: SimulatedDevice) -> None:
     x, y, out = operands()
     with pytest.raises(ValueError, match="the simulated device's memory is the CPU's"):
         scaled_add(device, x, y, out, 1.0, registered=(x, torch.empty(4, device="meta")))
+
+
+def test_memory_that_hip_allocated(device: SimulatedDevice) -> None:
+    """It needs no registration, and it is gone when it is freed."""
+    x, y, out = operands()
+    hip = ctypes.CDLL(str(build.library()))  # the one that is loaded
+    allocated = ctypes.c_void_p()
+    assert hip.hipMalloc(ctypes.byref(allocated), ctypes.c_size_t(4 * N)) == 0
+    assert allocated.value is not None
+    address = allocated.value
+    assert hip.hipMemcpy(allocated, ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(4 * N), 1) == 0
+    with launching(device, [y, out]):
+        launch_unguarded(address, y.data_ptr(), out.data_ptr(), 1.0, N)
+    assert torch.equal(out, x + y)
+    assert hip.hipFree(allocated) == 0
+    with pytest.raises(LaunchError, match="in no registered memory"), launching(device, [y, out]):
+        launch_unguarded(address, y.data_ptr(), out.data_ptr(), 1.0, N)
+    assert hip.hipFree(allocated) != 0, "freed already"
+    device.take_failure()
 
 
 def test_threads_launch_one_after_another(device: SimulatedDevice) -> None:

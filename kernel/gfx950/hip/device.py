@@ -154,7 +154,7 @@ class SimulatedDevice:
 
     @contextmanager
     def failing(self, call: str, code: int = _HIP_ERROR_LAUNCH_FAILURE) -> Iterator[None]:
-        """Make every call of the HIP function ``call`` inside return ``code`` and do nothing.
+        """Make every call of the HIP function ``call`` inside, by any thread, return ``code`` and do nothing.
 
         Raises:
             ValueError: no such function.
@@ -223,7 +223,7 @@ class SimulatedDevice:
                 schedule=self.schedule, options=self.options,
             )  # fmt: skip
             seconds = time.perf_counter() - started
-            self.launches.append(LaunchRecord(name, grid, block, kernargs, image, report, seconds))
+            self.launches.append(LaunchRecord(name, grid, block, kernargs, loaded.image, report, seconds))
 
     def _resolve(self, address: int) -> tuple[int, int] | None:
         """The live hipMalloc allocation that holds an address."""
