@@ -1,0 +1,408 @@
+"""Vector arithmetic of one result register (or pair): a table of operations and the builder they share.
+
+An operation states the types of its sources and of its result by letter (see ``form.TypeLetter``). DPP, SDWA, float
+source modifiers and clamp are handled here once, for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from kernel.gfx950.errors import UnsupportedInstructionError
+from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, write32, write64
+from kernel.gfx950.instructions import float32 as ieee
+from kernel.gfx950.instructions.dpp import dpp_step, is_dpp
+from kernel.gfx950.instructions.sdwa import sdwa_step
+from kernel.gfx950.wave import Wave
+
+U32, U64 = np.uint32, np.uint64
+_31, _63 = np.uint32(31), np.uint32(63)
+_24 = np.uint32(0xFFFFFF)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``sources`` and ``result`` are type letters; ``function`` takes and gives 64 lanes."""
+
+    sources: str
+    result: str
+    function: Callable[..., Value]
+
+
+def _wide(a: Value) -> Value:
+    return np.asarray(a).astype(U64)
+
+
+def _signed24(a: Value) -> Value:
+    return ((np.asarray(a).view(U32) << U32(8)).view(np.int32) >> 8).astype(np.int64)
+
+
+def _byte_permute(a: Value, b: Value, selector: Value) -> Value:
+    """V_PERM_B32: selectors 0-3 pick a byte of b, 4-7 of a, 8-11 a replicated sign, 12 is 0x00, above 0xFF."""
+    both = (_wide(a) << U64(32)) | _wide(b)
+    result: Value = U32(0)
+    for at in range(4):
+        pick = (selector >> U32(8 * at)) & U32(0xFF)
+        byte = (both >> ((pick & U32(7)).astype(U64) << U64(3))).astype(U32) & U32(0xFF)
+        if np.count_nonzero(pick > 7):
+            # 8 and 9 are the signs of b's halves, 10 and 11 those of a's
+            position = U64(15) + U64(16) * (np.clip(np.asarray(pick).astype(np.int64) - 8, 0, 3)).astype(U64)
+            sign = np.where((both >> position) & U64(1), U32(0xFF), U32(0))
+            special = np.where(pick <= 11, sign, np.where(pick == 12, U32(0), U32(0xFF)))
+            byte = np.where(pick > 7, special, byte)
+        result = result | (byte << U32(8 * at))
+    return result
+
+
+def _bit_field_unsigned(a: Value, at: Value, width: Value) -> Value:
+    return (a >> (at & _31)) & ((U32(1) << (width & _31)) - U32(1))
+
+
+def _bit_field_signed(a: Value, at: Value, width: Value) -> Value:
+    start = (at & U32(31)).astype(np.int64)
+    count = np.minimum((width & U32(31)).astype(np.int64), 32 - start)
+    part = (np.asarray(a).astype(np.int64) & 0xFFFFFFFF) >> start & ((np.int64(1) << count) - 1)
+    sign = np.where(count > 0, np.int64(1) << np.maximum(count - 1, 0), 0)
+    return ((part ^ sign) - sign).astype(np.int32)
+
+
+def _reverse_bits(a: Value) -> Value:
+    value: Value = np.asarray(a, U32)
+    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
+        value = ((value >> U32(shift)) & U32(mask)) | ((value & U32(mask)) << U32(shift))
+    return (value >> U32(16)) | (value << U32(16))
+
+
+def count_ones(a: Value) -> Value:
+    value: Value = np.asarray(a, U32)
+    value = value - ((value >> U32(1)) & U32(0x55555555))
+    value = (value & U32(0x33333333)) + ((value >> U32(2)) & U32(0x33333333))
+    return ((value + (value >> U32(4)) & U32(0x0F0F0F0F)) * U32(0x01010101)) >> U32(24)
+
+
+def _leading_zeros(a: Value) -> Value:
+    """V_FFBH_U32: 0xFFFFFFFF where no bit is set."""
+    value = np.asarray(a, U32)
+    _, exponent = np.frexp(value.astype(np.float64))
+    return np.where(value == 0, U32(0xFFFFFFFF), (32 - exponent).astype(U32))
+
+
+def _trailing_zeros(a: Value) -> Value:
+    """V_FFBL_B32: 0xFFFFFFFF where no bit is set."""
+    value = np.asarray(a, U32)
+    lowest = value & (~value + U32(1))
+    return np.where(value == 0, U32(0xFFFFFFFF), count_ones(lowest - U32(1)))
+
+
+def _median(a: Value, b: Value, c: Value) -> Value:
+    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+
+
+def _shift64(shift: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda amount, a: shift(a, (amount & _63).astype(a.dtype))
+
+
+def _scaled(a: Value, exponent: Value) -> Value:
+    return np.ldexp(np.asarray(a, np.float32), np.clip(np.asarray(exponent), -400, 400))
+
+
+def _bfloat16_pair(a: Value, b: Value) -> Value:
+    """Round to nearest even; the first source goes to the low half."""
+
+    def one(x: Value) -> Value:
+        bits = np.asarray(x, np.float32).view(U32)
+        rounded = (bits + U32(0x7FFF) + ((bits >> U32(16)) & U32(1))) >> U32(16)
+        return np.where(np.isnan(x), (bits >> U32(16)) | U32(0x40), rounded)
+
+    return one(a) | (one(b) << U32(16))
+
+
+def _half_result(a: Value) -> Value:
+    """A 16-bit result: gfx9 clears the upper half of the register."""
+    return np.asarray(a).view(np.uint16).astype(U32)
+
+
+_UINT = {
+    "v_not_b32": Operation("u", "u", lambda a: ~a),
+    "v_and_b32": Operation("uu", "u", lambda a, b: a & b),
+    "v_or_b32": Operation("uu", "u", lambda a, b: a | b),
+    "v_xor_b32": Operation("uu", "u", lambda a, b: a ^ b),
+    "v_xnor_b32": Operation("uu", "u", lambda a, b: ~(a ^ b)),
+    "v_add_u32": Operation("uu", "u", lambda a, b: a + b),
+    "v_sub_u32": Operation("uu", "u", lambda a, b: a - b),
+    "v_subrev_u32": Operation("uu", "u", lambda a, b: b - a),
+    "v_add3_u32": Operation("uuu", "u", lambda a, b, c: a + b + c),
+    "v_mul_lo_u32": Operation("uu", "u", lambda a, b: a * b),
+    "v_mul_hi_u32": Operation("uu", "u", lambda a, b: (_wide(a) * _wide(b) >> U64(32)).astype(U32)),
+    "v_mul_u32_u24": Operation("uu", "u", lambda a, b: (a & _24) * (b & _24)),
+    "v_mul_hi_u32_u24": Operation("uu", "u", lambda a, b: (_wide(a & _24) * _wide(b & _24) >> U64(32)).astype(U32)),
+    "v_mad_u32_u24": Operation("uuu", "u", lambda a, b, c: (a & _24) * (b & _24) + c),
+    "v_min_u32": Operation("uu", "u", np.minimum),
+    "v_max_u32": Operation("uu", "u", np.maximum),
+    "v_min3_u32": Operation("uuu", "u", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "v_max3_u32": Operation("uuu", "u", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "v_med3_u32": Operation("uuu", "u", _median),
+    "v_lshlrev_b32": Operation("uu", "u", lambda a, b: b << (a & _31)),
+    "v_lshrrev_b32": Operation("uu", "u", lambda a, b: b >> (a & _31)),
+    "v_and_or_b32": Operation("uuu", "u", lambda a, b, c: (a & b) | c),
+    "v_or3_b32": Operation("uuu", "u", lambda a, b, c: a | b | c),
+    "v_lshl_or_b32": Operation("uuu", "u", lambda a, b, c: (a << (b & _31)) | c),
+    "v_lshl_add_u32": Operation("uuu", "u", lambda a, b, c: (a << (b & _31)) + c),
+    "v_add_lshl_u32": Operation("uuu", "u", lambda a, b, c: (a + b) << (c & _31)),
+    "v_xad_u32": Operation("uuu", "u", lambda a, b, c: (a ^ b) + c),
+    "v_bfi_b32": Operation("uuu", "u", lambda a, b, c: (a & b) | (~a & c)),
+    "v_bfe_u32": Operation("uuu", "u", _bit_field_unsigned),
+    "v_bfm_b32": Operation("uu", "u", lambda a, b: ((U32(1) << (a & _31)) - U32(1)) << (b & _31)),
+    "v_perm_b32": Operation("uuu", "u", _byte_permute),
+    "v_alignbit_b32": Operation(
+        "uuu", "u", lambda a, b, c: (((_wide(a) << U64(32)) | _wide(b)) >> _wide(c & _31)).astype(U32)
+    ),
+    "v_alignbyte_b32": Operation(
+        "uuu", "u", lambda a, b, c: (((_wide(a) << U64(32)) | _wide(b)) >> (_wide(c & U32(3)) * U64(8))).astype(U32)
+    ),
+    "v_bfrev_b32": Operation("u", "u", _reverse_bits),
+    "v_bcnt_u32_b32": Operation("uu", "u", lambda a, b: count_ones(a) + b),
+    "v_ffbh_u32": Operation("u", "u", _leading_zeros),
+    "v_ffbl_b32": Operation("u", "u", _trailing_zeros),
+}  # fmt: skip
+
+_INT = {
+    "v_ashrrev_i32": Operation("ui", "i", lambda a, b: b >> (a & _31).astype(np.int32)),
+    "v_min_i32": Operation("ii", "i", np.minimum),
+    "v_max_i32": Operation("ii", "i", np.maximum),
+    "v_min3_i32": Operation("iii", "i", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+    "v_max3_i32": Operation("iii", "i", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+    "v_med3_i32": Operation("iii", "i", _median),
+    "v_bfe_i32": Operation("uuu", "i", _bit_field_signed),
+    "v_mul_hi_i32": Operation(
+        "ii", "i", lambda a, b: (np.asarray(a).astype(np.int64) * np.asarray(b).astype(np.int64) >> 32).astype(np.int32)
+    ),
+    "v_mul_i32_i24": Operation("uu", "i", lambda a, b: (_signed24(a) * _signed24(b)).astype(np.int32)),
+    "v_mad_i32_i24": Operation(
+        "uui", "i", lambda a, b, c: (_signed24(a) * _signed24(b)).astype(np.int32) + c
+    ),
+}  # fmt: skip
+
+_FLOAT = {
+    "v_add_f32": Operation("ff", "f", lambda a, b: ieee.quiet(a + b)),
+    "v_sub_f32": Operation("ff", "f", lambda a, b: ieee.quiet(a - b)),
+    "v_subrev_f32": Operation("ff", "f", lambda a, b: ieee.quiet(b - a)),
+    "v_mul_f32": Operation("ff", "f", lambda a, b: ieee.quiet(a * b)),
+    "v_fma_f32": Operation("fff", "f", ieee.fused_multiply_add),
+    "v_max_f32": Operation("ff", "f", ieee.maximum),
+    "v_min_f32": Operation("ff", "f", ieee.minimum),
+    "v_max3_f32": Operation("fff", "f", ieee.maximum3),
+    "v_min3_f32": Operation("fff", "f", ieee.minimum3),
+    "v_med3_f32": Operation("fff", "f", ieee.median3),
+    "v_rcp_f32": Operation("f", "f", ieee.reciprocal),
+    "v_rcp_iflag_f32": Operation("f", "f", ieee.reciprocal),
+    "v_trunc_f32": Operation("f", "f", lambda a: ieee.quiet(np.trunc(a))),
+    "v_floor_f32": Operation("f", "f", lambda a: ieee.quiet(np.floor(a))),
+    "v_ceil_f32": Operation("f", "f", lambda a: ieee.quiet(np.ceil(a))),
+    "v_rndne_f32": Operation("f", "f", lambda a: ieee.quiet(np.rint(a))),
+    "v_ldexp_f32": Operation("fi", "f", _scaled),
+}
+
+_CONVERT = {
+    "v_cvt_f32_u32": Operation("u", "f", lambda a: np.asarray(a).astype(np.float32)),
+    "v_cvt_f32_i32": Operation("i", "f", lambda a: np.asarray(a).astype(np.float32)),
+    "v_cvt_u32_f32": Operation("f", "u", ieee.to_unsigned),
+    "v_cvt_i32_f32": Operation("f", "i", ieee.to_signed),
+    "v_cvt_f32_ubyte0": Operation("u", "f", lambda a: np.asarray(a & U32(255)).astype(np.float32)),
+    "v_cvt_f32_ubyte1": Operation("u", "f", lambda a: np.asarray(a >> U32(8) & U32(255)).astype(np.float32)),
+    "v_cvt_f32_ubyte2": Operation("u", "f", lambda a: np.asarray(a >> U32(16) & U32(255)).astype(np.float32)),
+    "v_cvt_f32_ubyte3": Operation("u", "f", lambda a: np.asarray(a >> U32(24)).astype(np.float32)),
+    "v_cvt_f32_f16": Operation("h", "f", lambda a: np.asarray(a).view(np.float16).astype(np.float32)),
+    "v_cvt_f16_f32": Operation("f", "u", lambda a: _half_result(np.asarray(a, np.float32).astype(np.float16))),
+    "v_cvt_pk_bf16_f32": Operation("ff", "u", _bfloat16_pair),
+}
+
+_PAIR = {
+    "v_lshlrev_b64": Operation("uU", "U", _shift64(lambda a, n: a << n)),
+    "v_lshrrev_b64": Operation("uU", "U", _shift64(lambda a, n: a >> n)),
+    "v_ashrrev_i64": Operation("uI", "I", _shift64(lambda a, n: a >> n)),
+    "v_lshl_add_u64": Operation("UuU", "U", lambda a, n, c: (a << _wide(n & U32(7))) + c),
+}
+
+_HALF = {
+    "v_add_u16": Operation("hh", "h", lambda a, b: a + b),
+    "v_sub_u16": Operation("hh", "h", lambda a, b: a - b),
+    "v_subrev_u16": Operation("hh", "h", lambda a, b: b - a),
+    "v_mul_lo_u16": Operation("hh", "h", lambda a, b: a * b),
+    "v_min_u16": Operation("hh", "h", np.minimum),
+    "v_max_u16": Operation("hh", "h", np.maximum),
+    "v_min_i16": Operation("kk", "h", np.minimum),
+    "v_max_i16": Operation("kk", "h", np.maximum),
+    "v_lshlrev_b16": Operation("hh", "h", lambda a, b: b << (a & np.uint16(15))),
+    "v_lshrrev_b16": Operation("hh", "h", lambda a, b: b >> (a & np.uint16(15))),
+    "v_ashrrev_i16": Operation("hk", "h", lambda a, b: b >> (a & np.uint16(15)).astype(np.int16)),
+}
+
+OPERATIONS: dict[str, Operation] = {**_UINT, **_INT, **_FLOAT, **_CONVERT, **_PAIR, **_HALF}
+
+
+def arithmetic(form: Form, operation: Operation) -> Step:
+    """A step for ``operation`` in whatever encoding the form has."""
+    encoding = form.allow_encoding("dpp", "sdwa")
+    operands = form.operands(1 + len(operation.sources))
+    pair = operation.result in ("U", "I")
+    destination = form.vector(operands[0], 2 if pair else 1)
+    function = operation.function
+    if form.flag("clamp"):
+        if operation.result != "f":
+            raise UnsupportedInstructionError(f"{form.mnemonic} with clamp")
+        unclamped = function
+
+        def function(*sources: Value) -> Value:
+            return ieee.clamp(unclamped(*sources))
+
+    if operation.result == "h":
+        wide = function
+
+        def function(*sources: Value) -> Value:
+            return _half_result(wide(*sources))
+
+    letter = "u" if operation.result == "h" else operation.result
+    if encoding == "sdwa":
+        return sdwa_step(form, operands, operation.sources, letter, function)
+    sources = [
+        form.source(operand, cast("TypeLetter", letter))
+        for operand, letter in zip(operands[1:], operation.sources, strict=True)
+    ]
+    if is_dpp(form):
+        return dpp_step(form, operands, operation.sources, letter, function, sources)
+    put = write64(destination) if pair else write32(destination, letter)
+    if len(sources) == 1:
+        (only,) = sources
+        return lambda wave: put(wave, function(only(wave)))
+    if len(sources) == 2:
+        first, second = sources
+        return lambda wave: put(wave, function(first(wave), second(wave)))
+    first, second, third = sources
+    return lambda wave: put(wave, function(first(wave), second(wave), third(wave)))
+
+
+def _operation(form: Form) -> Step:
+    return arithmetic(form, OPERATIONS[form.mnemonic])
+
+
+def _multiply_accumulate(form: Form) -> Step:
+    """v_fmac_f32 and v_mac_f32: the destination is the third source."""
+    destination, a, b = form.operands(3)
+    register = form.vector(destination)
+    first, second, third = form.source(a, "f"), form.source(b, "f"), form.source(destination, "f")
+    put, fused = write32(register, "f"), form.mnemonic == "v_fmac_f32"
+
+    def step(wave: Wave) -> None:
+        x, y, z = first(wave), second(wave), third(wave)
+        put(wave, ieee.fused_multiply_add(x, y, z) if fused else ieee.quiet(ieee.quiet(x * y) + z))
+
+    return step
+
+
+def _table_of_three(form: Form) -> Step:
+    """v_bitop3_b32: bit 4a + 2b + c of the table is the result for the source bits a, b, c."""
+    table = form.number("bitop3")
+    if not 0 <= table <= 0xFF:
+        raise UnsupportedInstructionError(f"bitop3:{table:#x}: a table has 8 bits")
+    return arithmetic(form, Operation("uuu", "u", _bitop3_function(table)))
+
+
+def _bitop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
+    # the terms where a = 0 and a = 1, each a function of b and c alone
+    def half(bits: int) -> Callable[[Value, Value], Value]:
+        ones = U32(0xFFFFFFFF)
+        functions: list[Callable[[Value, Value], Value]] = [
+            lambda b, c: U32(0),
+            lambda b, c: ~(b | c),
+            lambda b, c: ~b & c,
+            lambda b, c: ~b,
+            lambda b, c: b & ~c,
+            lambda b, c: ~c,
+            lambda b, c: b ^ c,
+            lambda b, c: ~(b & c),
+            lambda b, c: b & c,
+            lambda b, c: ~(b ^ c),
+            lambda b, c: c,
+            lambda b, c: ~b | c,
+            lambda b, c: b,
+            lambda b, c: b | ~c,
+            lambda b, c: b | c,
+            lambda b, c: ones,
+        ]
+        return functions[bits]
+
+    clear, set_ = half(table & 15), half(table >> 4)
+
+    def function(a: Value, b: Value, c: Value) -> Value:
+        zero = clear(b, c)
+        return zero ^ (a & (zero ^ set_(b, c)))
+
+    return function
+
+
+def _move(form: Form) -> Step:
+    return move_step(form)
+
+
+def move_step(form: Form) -> Step:
+    """v_mov_b32, v_mov_b64: an undefined value stays undefined."""
+    pair = form.mnemonic.endswith("64")
+    encoding = form.allow_encoding(*(() if pair else ("dpp", "sdwa")))
+    destination, source = form.operands(2)
+    count = 2 if pair else 1
+    register = form.vector(destination, count)
+    if encoding == "dpp":
+        return dpp_step(form, (destination, source), "u", "u", lambda a: a, [form.source(source, "u")], moves=True)
+    if encoding == "sdwa":
+        return sdwa_step(form, (destination, source), "u", "u", lambda a: a)
+    if source.kind == "vector":
+        first = form.vector(source, count)
+        return _copy_registers(register, first, count)
+    if pair:
+        read64, put64 = form.source(source, "U"), write64(register)
+        return lambda wave: put64(wave, read64(wave))
+    return _copy_scalar(form, register, source)
+
+
+def _copy_registers(register: int, first: int, count: int) -> Step:
+    def step(wave: Wave) -> None:
+        states = wave.vector_states
+        for at in range(count):
+            to, of = register + at, first + at
+            if states[of] or states[to] or not wave.full:
+                wave.move(to, wave.u32[of], wave.definedness(of), wave.lanes)
+            else:
+                wave.u32[to][:] = wave.u32[of]
+
+    return step
+
+
+def _copy_scalar(form: Form, register: int, source: Any) -> Step:
+    if source.kind != "scalar":
+        put, read = write32(register, "u"), form.source(source, "u")
+        return lambda wave: put(wave, read(wave))
+    form.plain(source)
+    scalar = source.index
+    nothing = np.zeros(64, np.bool_)
+    put = write32(register, "u")
+
+    def step(wave: Wave) -> None:
+        if wave.scalar_states[scalar] == 1:
+            wave.move(register, np.full(64, wave.scalars[scalar], U32), nothing, wave.lanes)
+        else:
+            put(wave, U32(wave.scalar(scalar)))
+
+    return step
+
+
+BUILDERS: dict[str, Builder] = {
+    **dict.fromkeys(OPERATIONS, _operation),
+    **dict.fromkeys(("v_fmac_f32", "v_mac_f32"), _multiply_accumulate),
+    **dict.fromkeys(("v_mov_b32", "v_mov_b64"), _move),
+    "v_bitop3_b32": _table_of_three,
+}

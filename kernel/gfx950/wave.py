@@ -1,0 +1,274 @@
+"""The state of one wave: 64 lanes of vector registers, scalar registers, masks, and what is defined of them.
+
+A register is in one of three states. DEFINED: its value may be used. UNDEFINED: some lanes (of a vector register)
+were never written, or hold a moved undefined value; moving it is allowed, any other use of such a lane raises.
+IN_FLIGHT: a memory operation will write it; touching it before the covering ``s_waitcnt`` raises.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel.gfx950.counters import Counters, Flight
+from kernel.gfx950.errors import MissingWaitError, UndefinedReadError, UnsupportedInstructionError
+from kernel.gfx950.lds import Lds
+from kernel.gfx950.machine import Machine
+from kernel.gfx950.operands import ACCUMULATORS, EXEC, M0, VCC
+
+LANES = 64
+DEFINED, UNDEFINED, IN_FLIGHT = 0, 1, 2
+ALL_LANES = (1 << LANES) - 1
+POISON = 0x7FC0DEAD
+"""A quiet NaN that is easy to recognise, in every register nothing wrote."""
+
+LaneMask = npt.NDArray[np.bool_]
+UInt32Array = npt.NDArray[np.uint32]
+
+_SCALAR_NAMES = {VCC: "vcc_lo", VCC + 1: "vcc_hi", M0: "m0", EXEC: "exec_lo", EXEC + 1: "exec_hi"}
+
+
+def vector_name(register: int) -> str:
+    return f"v{register}" if register < ACCUMULATORS else f"a{register - ACCUMULATORS}"
+
+
+def scalar_name(register: int) -> str:
+    return _SCALAR_NAMES.get(register, f"s{register}")
+
+
+def mask_of(value: int) -> LaneMask:
+    """64 bools from a 64-bit lane mask."""
+    return np.unpackbits(np.frombuffer(value.to_bytes(8, "little"), np.uint8), bitorder="little").view(np.bool_)
+
+
+def value_of(mask: LaneMask) -> int:
+    """The 64-bit lane mask of 64 bools."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+class Wave:
+    """``vectors`` is ``[512, 64]`` uint32: vector registers 0-255, then the accumulator registers.
+
+    ``u32``, ``i32`` and ``f32`` are its rows as views, so that an instruction costs no slicing.
+    """
+
+    __slots__ = (
+        "counters",
+        "defined",
+        "done",
+        "epoch",
+        "exec_value",
+        "f32",
+        "full",
+        "i32",
+        "index",
+        "lanes",
+        "lds",
+        "machine",
+        "mask_cache",
+        "pc",
+        "scalar_states",
+        "scalars",
+        "scc",
+        "scc_defined",
+        "scratch",
+        "scratch_defined",
+        "u32",
+        "vector_states",
+        "vectors",
+    )
+
+    def __init__(self, index: int, machine: Machine, lds: Lds, scratch_bytes: int) -> None:
+        self.index = index
+        self.machine = machine
+        self.lds = lds
+        self.vectors: UInt32Array = np.full((2 * ACCUMULATORS, LANES), POISON, np.uint32)
+        self.u32: list[UInt32Array] = list(self.vectors)
+        self.i32: list[npt.NDArray[np.int32]] = list(self.vectors.view(np.int32))
+        self.f32: list[npt.NDArray[np.float32]] = list(self.vectors.view(np.float32))
+        self.vector_states = [UNDEFINED] * (2 * ACCUMULATORS)
+        self.defined: npt.NDArray[np.bool_] = np.zeros((2 * ACCUMULATORS, LANES), np.bool_)
+        self.scalars = [POISON] * 128
+        self.scalar_states = [UNDEFINED] * 128
+        self.scc, self.scc_defined = 0, False
+        self.mask_cache: dict[int, tuple[int, LaneMask]] = {}
+        self.set_exec(ALL_LANES)
+        self.scratch: UInt32Array = np.full((-(-scratch_bytes // 4), LANES), POISON, np.uint32)
+        self.scratch_defined: npt.NDArray[np.bool_] = np.zeros(self.scratch.shape, np.bool_)
+        self.counters = Counters(self._retire)
+        self.pc = 0
+        self.epoch = 0
+        self.done = False
+
+    # -- lane masks
+
+    def set_exec(self, value: int) -> None:
+        self.exec_value = value
+        self.scalars[EXEC], self.scalars[EXEC + 1] = value & 0xFFFFFFFF, value >> 32
+        self.scalar_states[EXEC] = self.scalar_states[EXEC + 1] = DEFINED
+        self.full = value == ALL_LANES
+        self.lanes = mask_of(value)
+
+    def mask(self, register: int) -> LaneMask:
+        """The scalar pair at ``register`` as 64 bools; raises if it is undefined or in flight."""
+        value = self.scalar64(register)
+        cached = self.mask_cache.get(register)
+        if cached is not None and cached[0] == value:
+            return cached[1]
+        mask = mask_of(value)
+        self.mask_cache[register] = (value, mask)
+        return mask
+
+    def set_mask(self, register: int, mask: LaneMask) -> None:
+        """Writes a compare result: inactive lanes get 0."""
+        if not self.full:
+            mask = mask & self.lanes
+        value = value_of(mask)
+        self.set_scalar64(register, value)
+        self.mask_cache[register] = (value, mask)
+
+    # -- scalar registers
+
+    def scalar(self, register: int) -> int:
+        if self.scalar_states[register]:
+            self._refuse_scalar(register)
+        return self.scalars[register]
+
+    def scalar64(self, register: int) -> int:
+        if self.scalar_states[register] or self.scalar_states[register + 1]:
+            self._refuse_scalar(register if self.scalar_states[register] else register + 1)
+        return self.scalars[register] | self.scalars[register + 1] << 32
+
+    def set_scalar(self, register: int, value: int, state: int = DEFINED) -> None:
+        if register in (EXEC, EXEC + 1):
+            raise UnsupportedInstructionError("a write of one half of exec")
+        if self.scalar_states[register] == IN_FLIGHT:
+            self._refuse_scalar(register)
+        self.scalars[register] = value
+        self.scalar_states[register] = state
+
+    def set_scalar64(self, register: int, value: int, state: int = DEFINED) -> None:
+        if register == EXEC:
+            if state != DEFINED:
+                raise UndefinedReadError("exec would become undefined")
+            self.set_exec(value)
+            return
+        states = self.scalar_states
+        if states[register] == IN_FLIGHT or states[register + 1] == IN_FLIGHT:
+            self._refuse_scalar(register if states[register] == IN_FLIGHT else register + 1)
+        self.scalars[register], self.scalars[register + 1] = value & 0xFFFFFFFF, value >> 32
+        states[register] = states[register + 1] = state
+
+    def read_scc(self) -> int:
+        if not self.scc_defined:
+            raise UndefinedReadError("scc is read, nothing wrote it")
+        return self.scc
+
+    def set_scc(self, value: int | None) -> None:
+        """``None`` leaves scc undefined."""
+        self.scc, self.scc_defined = value or 0, value is not None
+
+    def _refuse_scalar(self, register: int) -> None:
+        name = scalar_name(register)
+        if self.scalar_states[register] == IN_FLIGHT:
+            raise MissingWaitError(self._in_flight_message(name, register, False))
+        raise UndefinedReadError(f"{name} is used, nothing wrote it")
+
+    # -- vector registers
+
+    def check_read(self, register: int, lanes: LaneMask | None = None) -> None:
+        """Slow half of a read: raises unless every active lane (or every one of ``lanes``) is defined."""
+        state = self.vector_states[register]
+        if state == IN_FLIGHT:
+            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+        if state == UNDEFINED:
+            missing = ~self.defined[register] & (self.lanes if lanes is None else lanes)
+            if missing.any():
+                raise UndefinedReadError(
+                    f"{vector_name(register)} is used, nothing wrote it in {int(missing.sum())} of the lanes",
+                    lane=int(np.argmax(missing)),
+                )
+
+    def before_write(self, register: int) -> None:
+        """Slow half of a write under exec: raises if in flight, else marks the active lanes defined."""
+        if self.vector_states[register] == IN_FLIGHT:
+            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+        self.mark(register, self.lanes)
+
+    def mark(self, register: int, lanes: LaneMask) -> None:
+        """Lanes of an undefined register became defined."""
+        if self.vector_states[register] == UNDEFINED:
+            row = self.defined[register]
+            row |= lanes
+            if row.all():
+                self.vector_states[register] = DEFINED
+
+    def definedness(self, register: int) -> LaneMask | None:
+        """Which lanes of a register hold a value, None for all of them; for moves. Raises if it is in flight."""
+        state = self.vector_states[register]
+        if state == DEFINED:
+            return None
+        if state == IN_FLIGHT:
+            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+        return self.defined[register]
+
+    def move(self, register: int, values: UInt32Array, defined: LaneMask | None, lanes: LaneMask) -> None:
+        """Writes ``lanes`` of a register with values of which only some are ``defined`` (None: all)."""
+        if self.vector_states[register] == IN_FLIGHT:
+            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+        np.copyto(self.u32[register], values, where=lanes)
+        if defined is None:
+            self.mark(register, lanes)
+            return
+        row = self.defined[register]
+        if self.vector_states[register] == DEFINED:
+            row[:] = True
+        np.copyto(row, defined, where=lanes)
+        self.vector_states[register] = DEFINED if row.all() else UNDEFINED
+
+    # -- memory operations
+
+    def load_states(self, first: int, count: int, defined: npt.NDArray[np.bool_] | None) -> tuple[int, ...]:
+        """Marks registers as loaded under exec and returns the states they get when the load is over.
+
+        ``defined`` is ``[count, 64]`` (inactive lanes ignored) or None where every loaded lane is defined.
+        """
+        states = self.vector_states
+        if self.full and defined is None:
+            return (DEFINED,) * count
+        result = []
+        for at in range(count):
+            row = self.defined[first + at]
+            if states[first + at] == DEFINED:
+                row[:] = True
+            np.copyto(row, True if defined is None else defined[at], where=self.lanes)
+            result.append(DEFINED if row.all() else UNDEFINED)
+        return tuple(result)
+
+    def refuse_in_flight(self, first: int, count: int) -> None:
+        for register in range(first, first + count):
+            if self.vector_states[register] == IN_FLIGHT:
+                raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+
+    def depart(self, flight: Flight) -> None:
+        """Puts the registers of an operation just issued in flight."""
+        for register in flight.vectors:
+            self.vector_states[register] = IN_FLIGHT
+        for register in flight.scalars:
+            self.scalar_states[register] = IN_FLIGHT
+
+    def _retire(self, flight: Flight) -> None:
+        for register, state in zip(flight.vectors, flight.vector_states, strict=True):
+            self.vector_states[register] = state
+        for register, state in zip(flight.scalars, flight.scalar_states, strict=True):
+            self.scalar_states[register] = state
+        for access in flight.accesses:
+            access.last_epoch = self.epoch
+        if flight.finish is not None:
+            flight.finish()
+
+    def _in_flight_message(self, name: str, register: int, vector: bool) -> str:
+        for flight in self.counters.in_flight():
+            if register in (flight.vectors if vector else flight.scalars):
+                return f"{name} is touched before an s_waitcnt covers the load of line {flight.line}"
+        return f"{name} is touched while a load of it is in flight"
