@@ -55,7 +55,7 @@ def _write_lane(form: Form) -> Step:
 def _permlane_swap(form: Form) -> Step:
     """v_permlane32_swap and v_permlane16_swap: the upper lanes (odd rows) of the first register change places with
     the lower lanes (even rows) of the second. What they do under a partial exec is not implemented."""
-    upper, lower = _32 if "32" in form.mnemonic else _16
+    upper, lower = _32 if form.mnemonic == "v_permlane32_swap_b32" else _16
     a, b = form.operands(2)
     first, second = form.vector(a), form.vector(b)
     if first == second:

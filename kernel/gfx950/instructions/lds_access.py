@@ -68,7 +68,7 @@ def _read(form: Form) -> Step:
         rows: list[npt.NDArray[np.uint32]] = []
         if lanes.size:
             for at, offset in enumerate(offsets):
-                addresses = base[lanes] + offset
+                addresses = (base[lanes] + offset) & 0xFFFFFFFF  # LLVM folds negative bases
                 lds.check_bounds(addresses, size, align, lanes)
                 granules = lds.granules(addresses, size)
                 lds.mark_read(wave.index, granules)
@@ -126,7 +126,7 @@ def _write(form: Form) -> Step:
         touched: list[npt.NDArray[np.int64]] = []
         if lanes.size:
             for first, offset in zip(parts, offsets, strict=True):
-                addresses = base[lanes] + offset
+                addresses = (base[lanes] + offset) & 0xFFFFFFFF  # LLVM folds negative bases
                 wave.lds.check_bounds(addresses, size, align, lanes)
                 granules = wave.lds.granules(addresses, size)
                 wave.lds.mark_write(wave.index, granules)

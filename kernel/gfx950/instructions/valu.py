@@ -370,9 +370,11 @@ def move_step(form: Form) -> Step:
 
 
 def _copy_registers(register: int, first: int, count: int) -> Step:
+    order = range(count) if register <= first else range(count - 1, -1, -1)  # the pairs may overlap
+
     def step(wave: Wave) -> None:
         states = wave.vector_states
-        for at in range(count):
+        for at in order:
             to, of = register + at, first + at
             if states[of] or states[to] or not wave.full:
                 wave.move(to, wave.u32[of], wave.definedness(of), wave.lanes)
