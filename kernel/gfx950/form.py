@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernel.gfx950.errors import UnsupportedInstructionError
+from kernel.gfx950.errors import UndefinedReadError, UnsupportedInstructionError
 from kernel.gfx950.operands import ACCUMULATORS, EXEC, Operand
 from kernel.gfx950.parse import Instruction, Kernel
 from kernel.gfx950.wave import Wave
@@ -30,6 +30,7 @@ TypeLetter = Literal["u", "i", "f", "U", "I", "h", "k"]
 """u, i, f: 32-bit unsigned, signed, float; U, I: 64-bit in a register pair; h, k: the low 16 bits, unsigned, signed."""
 
 SIGN32, MAGNITUDE32 = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
+_EVERY_LANE = np.ones(64, np.bool_)
 _CAST: dict[str, Any] = {"u": np.uint32, "i": np.int32, "f": np.float32, "U": np.uint64, "I": np.int64}
 
 
@@ -162,7 +163,7 @@ class Form:
     # -- vector sources
 
     def source(self, operand: Operand, letter: TypeLetter) -> ValueSource:
-        """A source of a vector instruction, of the type ``letter``, checked for definedness in the active lanes."""
+        """A source of a vector instruction, of the type ``letter``. Undefined active lanes taint the instruction."""
         if operand.sign_extend:
             raise UnsupportedInstructionError(f"operand {operand.text}: sign extension is implemented for sdwa only")
         if operand.negate or operand.absolute:
@@ -170,6 +171,19 @@ class Form:
                 raise UnsupportedInstructionError(f"operand {operand.text}: a float modifier on an integer source")
             return _with_sign_modifiers(self._bare_source(operand, "u"), operand.negate, operand.absolute)
         return self._bare_source(operand, letter)
+
+    def address(self, operand: Operand, letter: TypeLetter) -> ValueSource:
+        """As ``source``, but undefined active lanes raise: they would decide which memory is touched."""
+        read = self.source(operand, letter)
+
+        def checked(wave: Wave) -> Value:
+            value = read(wave)
+            if wave.taint is not None:
+                lane = int(np.argmax(wave.taint))
+                raise UndefinedReadError(f"an address, {operand.text}, that nothing wrote", lane=lane)
+            return value
+
+        return checked
 
     def _bare_source(self, operand: Operand, letter: TypeLetter) -> ValueSource:
         if letter in ("h", "k"):
@@ -191,8 +205,7 @@ class Form:
             constant = np.uint64(operand.bits64()).view(cast)
             return lambda wave: constant
         if operand.kind == "scalar" and operand.count == 2:
-            register = operand.index
-            return lambda wave: np.uint64(wave.scalar64(register)).view(cast)
+            return _scalar64(operand.index, cast)
         if operand.kind == "vector" and operand.count == 2 and not operand.is_accumulator:
             self._check_allocated(operand)
             register = operand.index
@@ -200,9 +213,9 @@ class Form:
             def read(wave: Wave) -> npt.NDArray[Any]:
                 states = wave.vector_states
                 if states[register]:
-                    wave.check_read(register)
+                    wave.taint_from(register)
                 if states[register + 1]:
-                    wave.check_read(register + 1)
+                    wave.taint_from(register + 1)
                 pair = np.empty((64, 2), np.uint32)
                 pair[:, 0] = wave.u32[register]
                 pair[:, 1] = wave.u32[register + 1]
@@ -227,9 +240,19 @@ def _with_sign_modifiers(bits: ValueSource, negate: bool, absolute: bool) -> Val
 
 def _scalar32(register: int, cast: Any) -> ValueSource:
     def read(wave: Wave) -> Any:
-        if wave.scalar_states[register]:
-            wave.scalar(register)
+        if wave.scalar_states[register] and wave.undefined32(register):
+            wave.add_taint(_EVERY_LANE)
         return np.uint32(wave.scalars[register]).view(cast)
+
+    return read
+
+
+def _scalar64(register: int, cast: Any) -> ValueSource:
+    def read(wave: Wave) -> Any:
+        states = wave.scalar_states
+        if (states[register] or states[register + 1]) and wave.undefined64(register):
+            wave.add_taint(_EVERY_LANE)
+        return np.uint64(wave.scalars[register] | wave.scalars[register + 1] << 32).view(cast)
 
     return read
 
@@ -237,17 +260,17 @@ def _scalar32(register: int, cast: Any) -> ValueSource:
 def _vector32(register: int, letter: str) -> ValueSource:
     def read_u(wave: Wave) -> Any:
         if wave.vector_states[register]:
-            wave.check_read(register)
+            wave.taint_from(register)
         return wave.u32[register]
 
     def read_i(wave: Wave) -> Any:
         if wave.vector_states[register]:
-            wave.check_read(register)
+            wave.taint_from(register)
         return wave.i32[register]
 
     def read_f(wave: Wave) -> Any:
         if wave.vector_states[register]:
-            wave.check_read(register)
+            wave.taint_from(register)
         return wave.f32[register]
 
     return {"u": read_u, "i": read_i, "f": read_f}[letter]
@@ -257,6 +280,9 @@ def write32(register: int, letter: str) -> Callable[[Wave, Value], None]:
     """Writes a 32-bit result under exec; ``letter`` is the type of the value."""
 
     def write(wave: Wave, value: Value) -> None:
+        if wave.taint is not None:
+            wave.write_tainted(register, value)
+            return
         if wave.vector_states[register]:
             wave.before_write(register)
         row = wave.f32[register] if letter == "f" else wave.i32[register] if letter == "i" else wave.u32[register]

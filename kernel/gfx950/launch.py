@@ -165,6 +165,8 @@ class _Launch:
                     wave.done = step is not BARRIER
                     return
                 step(wave)  # type: ignore[operator]  # the only other steps were taken above
+                if wave.taint is not None:
+                    wave.settle()
                 left -= 1
                 if left < 0:
                     raise InstructionLimitError(

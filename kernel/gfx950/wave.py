@@ -1,8 +1,12 @@
 """The state of one wave: 64 lanes of vector registers, scalar registers, masks, and what is defined of them.
 
-A register is in one of three states. DEFINED: its value may be used. UNDEFINED: some lanes (of a vector register)
-were never written, or hold a moved undefined value; moving it is allowed, any other use of such a lane raises.
-IN_FLIGHT: a memory operation will write it; touching it before the covering ``s_waitcnt`` raises.
+A register is in one of three states. DEFINED: its value may be used. UNDEFINED: some of its lanes (of a scalar register:
+some of its bits) were never written or were computed from such. IN_FLIGHT: a memory operation will write it; touching
+it before the covering ``s_waitcnt`` raises.
+
+Undefined lanes may be moved and computed with, lane by lane, because compiled code does so in lanes whose result is
+selected away; the result is undefined in those lanes (``taint``). They raise where they would have an effect: in an
+address, a branch, exec, scalar arithmetic, a matrix multiplication, a store to LDS or global memory.
 """
 
 from __future__ import annotations
@@ -68,11 +72,14 @@ class Wave:
         "mask_cache",
         "pc",
         "scalar_states",
+        "scalar_undefined",
         "scalars",
         "scc",
         "scc_defined",
         "scratch",
         "scratch_defined",
+        "taint",
+        "taint_written",
         "u32",
         "vector_states",
         "vectors",
@@ -90,6 +97,11 @@ class Wave:
         self.defined: npt.NDArray[np.bool_] = np.zeros((2 * ACCUMULATORS, LANES), np.bool_)
         self.scalars = [POISON] * 128
         self.scalar_states = [UNDEFINED] * 128
+        self.scalar_undefined = [0xFFFFFFFF] * 128
+        """The undefined bits of each scalar register in the state UNDEFINED."""
+        self.taint: LaneMask | None = None
+        """Active lanes in which a source of the instruction now running is undefined."""
+        self.taint_written = False
         self.scc, self.scc_defined = 0, False
         self.mask_cache: dict[int, tuple[int, LaneMask]] = {}
         self.set_exec(ALL_LANES)
@@ -110,8 +122,13 @@ class Wave:
         self.lanes = mask_of(value)
 
     def mask(self, register: int) -> LaneMask:
-        """The scalar pair at ``register`` as 64 bools; raises if it is undefined or in flight."""
-        value = self.scalar64(register)
+        """The scalar pair at ``register`` as 64 bools, a vector source: undefined bits taint their lanes."""
+        states = self.scalar_states
+        if states[register] or states[register + 1]:
+            undefined = self.undefined64(register)
+            if undefined:
+                self.add_taint(mask_of(undefined))
+        value = self.scalars[register] | self.scalars[register + 1] << 32
         cached = self.mask_cache.get(register)
         if cached is not None and cached[0] == value:
             return cached[1]
@@ -120,16 +137,35 @@ class Wave:
         return mask
 
     def set_mask(self, register: int, mask: LaneMask) -> None:
-        """Writes a compare result: inactive lanes get 0."""
+        """Writes a compare result: inactive lanes get 0, tainted ones are undefined."""
         if not self.full:
             mask = mask & self.lanes
         value = value_of(mask)
-        self.set_scalar64(register, value)
+        if self.taint is None:
+            self.set_scalar64(register, value)
+        else:
+            self.taint_written = True
+            self.set_scalar64(register, value, value_of(self.taint))
         self.mask_cache[register] = (value, mask)
+
+    # -- undefined sources of the instruction now running
+
+    def add_taint(self, lanes: LaneMask) -> None:
+        lanes = lanes & self.lanes
+        if lanes.any():
+            self.taint = lanes if self.taint is None else self.taint | lanes
+
+    def settle(self) -> None:
+        """Ends an instruction with tainted sources: raises unless it carried the taint on to its result."""
+        taint, written = self.taint, self.taint_written
+        self.taint, self.taint_written = None, False
+        if taint is not None and not written:
+            raise UndefinedReadError("a source that nothing wrote has an effect here", lane=int(np.argmax(taint)))
 
     # -- scalar registers
 
     def scalar(self, register: int) -> int:
+        """A scalar register that must be defined."""
         if self.scalar_states[register]:
             self._refuse_scalar(register)
         return self.scalars[register]
@@ -139,25 +175,34 @@ class Wave:
             self._refuse_scalar(register if self.scalar_states[register] else register + 1)
         return self.scalars[register] | self.scalars[register + 1] << 32
 
-    def set_scalar(self, register: int, value: int, state: int = DEFINED) -> None:
+    def undefined32(self, register: int) -> int:
+        """The undefined bits of a scalar register; raises if it is in flight."""
+        state = self.scalar_states[register]
+        if state == IN_FLIGHT:
+            self._refuse_scalar(register)
+        return self.scalar_undefined[register] if state else 0
+
+    def undefined64(self, register: int) -> int:
+        return self.undefined32(register) | self.undefined32(register + 1) << 32
+
+    def set_scalar(self, register: int, value: int, undefined: int = 0) -> None:
+        """``undefined`` are the bits of ``value`` that are not defined."""
         if register in (EXEC, EXEC + 1):
             raise UnsupportedInstructionError("a write of one half of exec")
         if self.scalar_states[register] == IN_FLIGHT:
             self._refuse_scalar(register)
         self.scalars[register] = value
-        self.scalar_states[register] = state
+        self.scalar_states[register] = UNDEFINED if undefined else DEFINED
+        self.scalar_undefined[register] = undefined
 
-    def set_scalar64(self, register: int, value: int, state: int = DEFINED) -> None:
+    def set_scalar64(self, register: int, value: int, undefined: int = 0) -> None:
         if register == EXEC:
-            if state != DEFINED:
-                raise UndefinedReadError("exec would become undefined")
+            if undefined:
+                raise UndefinedReadError("exec would become undefined", lane=(undefined & -undefined).bit_length() - 1)
             self.set_exec(value)
             return
-        states = self.scalar_states
-        if states[register] == IN_FLIGHT or states[register + 1] == IN_FLIGHT:
-            self._refuse_scalar(register if states[register] == IN_FLIGHT else register + 1)
-        self.scalars[register], self.scalars[register + 1] = value & 0xFFFFFFFF, value >> 32
-        states[register] = states[register + 1] = state
+        self.set_scalar(register, value & 0xFFFFFFFF, undefined & 0xFFFFFFFF)
+        self.set_scalar(register + 1, value >> 32, undefined >> 32)
 
     def read_scc(self) -> int:
         if not self.scc_defined:
@@ -176,18 +221,31 @@ class Wave:
 
     # -- vector registers
 
-    def check_read(self, register: int, lanes: LaneMask | None = None) -> None:
-        """Slow half of a read: raises unless every active lane (or every one of ``lanes``) is defined."""
-        state = self.vector_states[register]
-        if state == IN_FLIGHT:
+    def taint_from(self, register: int) -> None:
+        """Slow half of a read: undefined active lanes taint the instruction; raises if in flight."""
+        if self.vector_states[register] == IN_FLIGHT:
             raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
-        if state == UNDEFINED:
-            missing = ~self.defined[register] & (self.lanes if lanes is None else lanes)
+        self.add_taint(~self.defined[register])
+
+    def require(self, register: int, lanes: LaneMask) -> None:
+        """Raises unless the register is defined in all of ``lanes``."""
+        if self.vector_states[register] == IN_FLIGHT:
+            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+        if self.vector_states[register] == UNDEFINED:
+            missing = ~self.defined[register] & lanes
             if missing.any():
                 raise UndefinedReadError(
                     f"{vector_name(register)} is used, nothing wrote it in {int(missing.sum())} of the lanes",
                     lane=int(np.argmax(missing)),
                 )
+
+    def write_tainted(self, register: int, value: object) -> None:
+        """Slow half of a write under exec whose value is undefined in the tainted lanes."""
+        assert self.taint is not None
+        self.taint_written = True
+        row = np.empty(LANES, np.uint32)
+        row[:] = np.asarray(value).view(np.uint32)
+        self.move(register, row, ~self.taint, self.lanes)
 
     def before_write(self, register: int) -> None:
         """Slow half of a write under exec: raises if in flight, else marks the active lanes defined."""

@@ -78,7 +78,7 @@ def _compare(form: Form) -> Step:
         result = np.broadcast_to(function(first(wave), second(wave)), 64)
         wave.set_mask(register, result)
         if sets_exec:
-            wave.set_exec(wave.scalar64(register))
+            wave.set_scalar64(EXEC, wave.scalar64(register), wave.undefined64(register))
 
     return step
 
@@ -110,12 +110,8 @@ def _select(form: Form) -> Step:
         result = np.where(mask, value(wave, yes_register, yes_source), value(wave, no_register, no_source))
         states = wave.vector_states
         if (no_register >= 0 and states[no_register]) or (yes_register >= 0 and states[yes_register]):
-            defined = np.where(
-                mask, _lanes_defined(wave, yes_register), _lanes_defined(wave, no_register)
-            )
-            wave.move(register, np.broadcast_to(result, 64), defined, wave.lanes)
-        else:
-            put(wave, result)
+            wave.add_taint(~np.where(mask, _lanes_defined(wave, yes_register), _lanes_defined(wave, no_register)))
+        put(wave, result)
 
     return step
 

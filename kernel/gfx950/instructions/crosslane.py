@@ -9,7 +9,7 @@ import numpy as np
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, Step, write32
 from kernel.gfx950.instructions.valu import count_ones
-from kernel.gfx950.wave import DEFINED, UNDEFINED, Wave
+from kernel.gfx950.wave import Wave
 
 _LANES = np.arange(64)
 _EVERY_LANE = np.ones(64, np.bool_)
@@ -34,8 +34,8 @@ def _read_lane(form: Form) -> Step:
     def step(wave: Wave) -> None:
         lane = _first_lane(wave) if first else chosen(wave) & 63
         defined = wave.definedness(register)
-        state = DEFINED if defined is None or defined[lane] else UNDEFINED
-        wave.set_scalar(destination, int(wave.u32[register][lane]), state)
+        undefined = 0 if defined is None or defined[lane] else 0xFFFFFFFF
+        wave.set_scalar(destination, int(wave.u32[register][lane]), undefined)
 
     return step
 

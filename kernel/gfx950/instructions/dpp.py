@@ -67,10 +67,8 @@ def dpp_step(
     result: str,
     function: Callable[..., Value],
     sources: Sequence[ValueSource],
-    *,
-    moves: bool = False,
 ) -> Step:
-    """``function`` of ``sources``, the first of which is replaced by its lanes moved. ``moves``: undefined may pass."""
+    """``function`` of ``sources``, the first of which is replaced by its lanes moved."""
     form.allow_encoding("dpp")
     if result in ("U", "I") or letters[0] not in ("u", "i", "f"):
         raise UnsupportedInstructionError(f"{form.mnemonic} with dpp")
@@ -91,14 +89,12 @@ def dpp_step(
         valid = exists if wave.full else exists & wave.lanes[lanes]
         written = enabled & wave.lanes if zero_outside else enabled & wave.lanes & valid
         defined = wave.definedness(origin)
-        arrived = None if defined is None else defined[lanes] | ~valid
-        if arrived is not None and not moves:
-            needed = np.zeros(64, np.bool_)
-            needed[lanes[written & valid]] = True
-            wave.check_read(origin, needed)
-            arrived = None
+        if defined is not None:
+            wave.add_taint(written & valid & ~defined[lanes])
         value = np.where(valid, wave.u32[origin][lanes], np.uint32(0)).view(cast)
         out = np.asarray(function(value, *[source(wave) for source in rest]))
-        wave.move(register, np.broadcast_to(out, 64).view(np.uint32), arrived, written)
+        known = None if wave.taint is None else ~wave.taint
+        wave.taint_written = True
+        wave.move(register, np.broadcast_to(out, 64).view(np.uint32), known, written)
 
     return step

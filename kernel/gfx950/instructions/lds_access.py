@@ -54,7 +54,7 @@ def _read(form: Form) -> Step:
     dwords = max(size // 4, 1)
     destination, address = form.operands(2)
     first = form.vector(destination, dwords * len(offsets), accumulator=None)
-    source = form.source(address, "u")
+    source = form.address(address, "u")
     registers = tuple(range(first, first + dwords * len(offsets)))
     align, line = _ALIGN.get(size, size), form.line
 
@@ -112,7 +112,7 @@ def _write(form: Form) -> Step:
     offsets = _offsets(form, size)
     dwords = max(size // 4, 1)
     operands = form.operands(1 + len(offsets))
-    source = form.source(operands[0], "u")
+    source = form.address(operands[0], "u")
     parts = [form.vector(operand, dwords, accumulator=None) for operand in operands[1:]]
     align, line = _ALIGN.get(size, size), form.line
 
@@ -121,7 +121,7 @@ def _write(form: Form) -> Step:
         for first in parts:
             for register in range(first, first + dwords):
                 if wave.vector_states[register]:
-                    wave.check_read(register)
+                    wave.require(register, wave.lanes)
         lanes = _lanes(wave)
         touched: list[npt.NDArray[np.int64]] = []
         if lanes.size:
@@ -165,7 +165,7 @@ def _joined(granules: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64] | No
 def _permute(form: Form) -> Step:
     """ds_bpermute_b32 (pull) and ds_permute_b32 (push): lanes exchange values; LDS itself is not touched."""
     destination, address, operand = form.operands(3)
-    register, where, data = form.vector(destination), form.source(address, "u"), form.source(operand, "u")
+    register, where, data = form.vector(destination), form.address(address, "u"), form.source(operand, "u")
     offset, line, pulls = form.number("offset"), form.line, form.mnemonic == "ds_bpermute_b32"
 
     def step(wave: Wave) -> None:

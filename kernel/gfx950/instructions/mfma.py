@@ -83,7 +83,7 @@ def _matrix_multiply(form: Form) -> Step:
         states = wave.vector_states
         for register in sources:
             if states[register]:
-                wave.check_read(register, _EVERY_LANE)  # exec does not mask a matrix multiplication
+                wave.require(register, _EVERY_LANE)  # exec does not mask a matrix multiplication
         vectors = wave.vectors
         product = left.matrix(vectors[first : first + 8]) @ right.matrix(vectors[second : second + 8]).T
         if constant is None:

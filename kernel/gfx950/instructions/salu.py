@@ -11,7 +11,7 @@ from collections.abc import Callable
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, IntegerSource, Step
 from kernel.gfx950.operands import EXEC, VCC, Operand
-from kernel.gfx950.wave import DEFINED, UNDEFINED, Wave
+from kernel.gfx950.wave import Wave
 
 WORD, QUAD = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 
@@ -199,31 +199,57 @@ def _with_scc(form: Form) -> Step:
     return step
 
 
+def undefined_bits(name: str, a: int, b: int, undefined_a: int, undefined_b: int) -> int:
+    """Which bits of a logic result depend on undefined bits: a defined 0 decides an AND, a defined 1 an OR."""
+    either = undefined_a | undefined_b
+    if name in ("andn2", "orn2"):
+        b = ~b
+    if name in ("and", "andn2", "nand"):
+        return either & (a | undefined_a) & (b | undefined_b)
+    if name in ("or", "orn2", "nor"):
+        return either & (~a | undefined_a) & (~b | undefined_b)
+    return either
+
+
+def _not_zero(value: int, undefined: int) -> int | None:
+    """Whether a value is not zero; None if that depends on undefined bits."""
+    if value & ~undefined:
+        return 1
+    return None if undefined else 0
+
+
 def _logic(form: Form) -> Step:
+    """Two-operand logic; bits that depend on undefined ones stay undefined."""
     name, _, width = form.mnemonic.removeprefix("s_").partition("_b")
     function = _LOGIC[name]
     letter, limit = ("w", WORD) if width == "32" else ("q", QUAD)
     destination, a, b = form.operands(3)
-    put, first, second = _setter(form, destination, letter), _source(form, a, letter), _source(form, b, letter)
+    put, first, second = _put_moved(form, destination, letter), _mover(form, a, letter), _mover(form, b, letter)
 
     def step(wave: Wave) -> None:
-        value = function(first(wave), second(wave)) & limit
-        put(wave, value)
-        wave.set_scc(int(value != 0))
+        (x, undefined_x), (y, undefined_y) = first(wave), second(wave)
+        value, undefined = function(x, y) & limit, 0
+        if undefined_x or undefined_y:
+            undefined = undefined_bits(name, x, y, undefined_x, undefined_y) & limit
+        put(wave, (value, undefined))
+        wave.set_scc(_not_zero(value, undefined))
 
     return step
 
 
 def _save_exec(form: Form) -> Step:
-    function = _LOGIC[form.mnemonic.removeprefix("s_").removesuffix("_saveexec_b64")]
+    name = form.mnemonic.removeprefix("s_").removesuffix("_saveexec_b64")
+    function = _LOGIC[name]
     destination, a = form.operands(2)
-    register, source = form.scalar_destination(destination, 2), form.scalar_source64(a)
+    register, source = form.scalar_destination(destination, 2), _mover(form, a, "q")
 
     def step(wave: Wave) -> None:
-        old, mask = wave.exec_value, source(wave)
+        old, (mask, undefined) = wave.exec_value, source(wave)
         value = function(mask, old) & QUAD
+        if undefined:
+            undefined = undefined_bits(name, mask, old, undefined, 0) & QUAD
         wave.set_scalar64(register, old)
-        wave.set_exec(value)
+        wave.set_scalar64(EXEC, value, undefined)
         wave.set_scc(int(value != 0))
 
     return step
@@ -298,24 +324,16 @@ def _bit_set(form: Form) -> Step:
 
 
 def _mover(form: Form, operand: Operand, width: str) -> Callable[[Wave], tuple[int, int]]:
-    """A source that may be undefined: (value, state). In flight it still raises."""
+    """A source that may be undefined: its value and its undefined bits. In flight it still raises."""
     if not operand.is_register or operand.modified:
         constant = _source(form, operand, width)
-        return lambda wave: (constant(wave), DEFINED)
+        return lambda wave: (constant(wave), 0)
     if operand.kind != "scalar" or operand.count != (1 if width == "w" else 2):
         raise UnsupportedInstructionError(f"operand {operand.text} is no scalar source of this width")
-    registers = (operand.index,) if width == "w" else (operand.index, operand.index + 1)
-
-    def read(wave: Wave) -> tuple[int, int]:
-        state = DEFINED
-        for register in registers:
-            if wave.scalar_states[register] == UNDEFINED:
-                state = UNDEFINED
-            elif wave.scalar_states[register]:
-                wave.scalar(register)
-        return sum(wave.scalars[r] << 32 * i for i, r in enumerate(registers)), state
-
-    return read
+    register = operand.index
+    if width == "w":
+        return lambda wave: (wave.scalars[register], wave.undefined32(register))
+    return lambda wave: (wave.scalars[register] | wave.scalars[register + 1] << 32, wave.undefined64(register))
 
 
 def _put_moved(form: Form, operand: Operand, width: str) -> Callable[[Wave, tuple[int, int]], None]:
@@ -357,7 +375,11 @@ def _branch(form: Form) -> Step:
 
     def on_mask(register: int, zero: bool) -> Step:
         def step(wave: Wave) -> None:
-            if (wave.scalar64(register) == 0) == zero:
+            value = wave.scalars[register] | wave.scalars[register + 1] << 32
+            set_ = _not_zero(value, wave.undefined64(register))
+            if set_ is None:
+                wave.scalar64(register)  # raises: which way to go is undefined
+            if (set_ == 0) == zero:
                 wave.pc = target
 
         return step

@@ -54,6 +54,7 @@ def _load(form: Form) -> Step:
                 wave.scalars[first + at_dword] = int(values[at_dword, 0])
                 if defined is not None and not defined[at_dword, 0]:
                     states[at_dword] = UNDEFINED
+                    wave.scalar_undefined[first + at_dword] = 0xFFFFFFFF
         flight = Flight(line, scalars=registers, scalar_states=tuple(states), accesses=request.accesses)
         wave.depart(flight)
         wave.counters.scalar.append(flight)

@@ -78,7 +78,7 @@ def sdwa_step(
             placed = extended << np.uint32(start)
         elif unused == "UNUSED_PRESERVE":
             if wave.vector_states[register]:
-                wave.check_read(register)
+                wave.taint_from(register)
             placed = placed | (wave.u32[register] & kept)
         put(wave, placed)
 

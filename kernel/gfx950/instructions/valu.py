@@ -22,6 +22,7 @@ from kernel.gfx950.wave import Wave
 U32, U64 = np.uint32, np.uint64
 _31, _63 = np.uint32(31), np.uint32(63)
 _24 = np.uint32(0xFFFFFF)
+_SIXTEENS = np.arange(0, 64 * 16, 16)[:, None]
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,18 @@ def _signed24(a: Value) -> Value:
 
 def _byte_permute(a: Value, b: Value, selector: Value) -> Value:
     """V_PERM_B32: selectors 0-3 pick a byte of b, 4-7 of a, 8-11 a replicated sign, 12 is 0x00, above 0xFF."""
-    both = (_wide(a) << U64(32)) | _wide(b)
-    result: Value = U32(0)
-    for at in range(4):
-        pick = (selector >> U32(8 * at)) & U32(0xFF)
-        byte = (both >> ((pick & U32(7)).astype(U64) << U64(3))).astype(U32) & U32(0xFF)
-        if np.count_nonzero(pick > 7):
-            # 8 and 9 are the signs of b's halves, 10 and 11 those of a's
-            position = U64(15) + U64(16) * (np.clip(np.asarray(pick).astype(np.int64) - 8, 0, 3)).astype(U64)
-            sign = np.where((both >> position) & U64(1), U32(0xFF), U32(0))
-            special = np.where(pick <= 11, sign, np.where(pick == 12, U32(0), U32(0xFF)))
-            byte = np.where(pick > 7, special, byte)
-        result = result | (byte << U32(8 * at))
-    return result
+    choices = np.empty((64, 16), np.uint8)
+    words = choices.view(U32)
+    words[:, 0], words[:, 1] = b, a
+    pick = np.empty(64, U32)
+    pick[:] = selector
+    if np.count_nonzero(pick & U32(0xF8F8F8F8)):
+        # 8 and 9 are the signs of b's halves, 10 and 11 those of a's
+        choices[:, 8:12] = (choices[:, 1:8:2].view(np.int8) >> 7).view(np.uint8)
+        choices[:, 12], choices[:, 13] = 0, 0xFF
+        pick = np.minimum(pick.view(np.uint8), np.uint8(13)).view(U32)
+    cells = pick.view(np.uint8).reshape(64, 4) + _SIXTEENS
+    return choices.reshape(-1).take(cells).view(U32)[:, 0]
 
 
 def _bit_field_unsigned(a: Value, at: Value, width: Value) -> Value:
@@ -127,6 +127,7 @@ def _half_result(a: Value) -> Value:
 
 
 _UINT = {
+    "v_mov_b32": Operation("u", "u", lambda a: a),
     "v_not_b32": Operation("u", "u", lambda a: ~a),
     "v_and_b32": Operation("uu", "u", lambda a, b: a & b),
     "v_or_b32": Operation("uu", "u", lambda a, b: a | b),
@@ -222,6 +223,7 @@ _CONVERT = {
 }
 
 _PAIR = {
+    "v_mov_b64": Operation("U", "U", lambda a: a),
     "v_lshlrev_b64": Operation("uU", "U", _shift64(lambda a, n: a << n)),
     "v_lshrrev_b64": Operation("uU", "U", _shift64(lambda a, n: a >> n)),
     "v_ashrrev_i64": Operation("uI", "I", _shift64(lambda a, n: a >> n)),
@@ -345,66 +347,8 @@ def _bitop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
     return function
 
 
-def _move(form: Form) -> Step:
-    return move_step(form)
-
-
-def move_step(form: Form) -> Step:
-    """v_mov_b32, v_mov_b64: an undefined value stays undefined."""
-    pair = form.mnemonic.endswith("64")
-    encoding = form.allow_encoding(*(() if pair else ("dpp", "sdwa")))
-    destination, source = form.operands(2)
-    count = 2 if pair else 1
-    register = form.vector(destination, count)
-    if encoding == "dpp":
-        return dpp_step(form, (destination, source), "u", "u", lambda a: a, [form.source(source, "u")], moves=True)
-    if encoding == "sdwa":
-        return sdwa_step(form, (destination, source), "u", "u", lambda a: a)
-    if source.kind == "vector":
-        first = form.vector(source, count)
-        return _copy_registers(register, first, count)
-    if pair:
-        read64, put64 = form.source(source, "U"), write64(register)
-        return lambda wave: put64(wave, read64(wave))
-    return _copy_scalar(form, register, source)
-
-
-def _copy_registers(register: int, first: int, count: int) -> Step:
-    order = range(count) if register <= first else range(count - 1, -1, -1)  # the pairs may overlap
-
-    def step(wave: Wave) -> None:
-        states = wave.vector_states
-        for at in order:
-            to, of = register + at, first + at
-            if states[of] or states[to] or not wave.full:
-                wave.move(to, wave.u32[of], wave.definedness(of), wave.lanes)
-            else:
-                wave.u32[to][:] = wave.u32[of]
-
-    return step
-
-
-def _copy_scalar(form: Form, register: int, source: Any) -> Step:
-    if source.kind != "scalar":
-        put, read = write32(register, "u"), form.source(source, "u")
-        return lambda wave: put(wave, read(wave))
-    form.plain(source)
-    scalar = source.index
-    nothing = np.zeros(64, np.bool_)
-    put = write32(register, "u")
-
-    def step(wave: Wave) -> None:
-        if wave.scalar_states[scalar] == 1:
-            wave.move(register, np.full(64, wave.scalars[scalar], U32), nothing, wave.lanes)
-        else:
-            put(wave, U32(wave.scalar(scalar)))
-
-    return step
-
-
 BUILDERS: dict[str, Builder] = {
     **dict.fromkeys(OPERATIONS, _operation),
     **dict.fromkeys(("v_fmac_f32", "v_mac_f32"), _multiply_accumulate),
-    **dict.fromkeys(("v_mov_b32", "v_mov_b64"), _move),
     "v_bitop3_b32": _table_of_three,
 }

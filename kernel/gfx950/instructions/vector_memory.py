@@ -52,7 +52,7 @@ def _buffer_address(form: Form, address: Operand, resource: Operand, scalar_offs
         raise UnsupportedInstructionError(f"offset:{constant}: a buffer offset has 12 bits")
     soffset = form.scalar_source(scalar_offset)
     if form.flag("offen"):
-        per_lane = form.source(address, "u")
+        per_lane = form.address(address, "u")
     elif address.kind == "off" or address.is_register:
         per_lane = _no_lane_offset
     else:
@@ -88,11 +88,11 @@ def _global_address(form: Form, address: Operand, base: Operand) -> AddressSourc
     if not -4096 <= constant < 4096:
         raise UnsupportedInstructionError(f"offset:{constant}: a global offset has 13 bits")
     if base.kind == "off":
-        pair = form.source(address, "U")
+        pair = form.address(address, "U")
         if address.kind != "vector":
             raise UnsupportedInstructionError(f"operand {address.text} is no vector address")
         return lambda wave: _active(wave, pair(wave).view(np.int64) + constant)
-    start, per_lane = form.scalar_source64(base), form.source(address, "u")
+    start, per_lane = form.scalar_source64(base), form.address(address, "u")
     if address.kind != "vector" or base.kind != "scalar":
         raise UnsupportedInstructionError(f"operands {address.text}, {base.text} are no global address")
     return lambda wave: _active(wave, per_lane(wave).astype(np.int64) + (start(wave) + constant))
@@ -148,9 +148,11 @@ def _store(form: Form, operand: Operand, find: AddressSource) -> Step:
 
     def step(wave: Wave) -> None:
         target = find(wave)
+        written: npt.NDArray[np.bool_] = np.zeros(64, np.bool_)
+        written[target.lanes] = True
         for register in range(first, first + count):
             if wave.vector_states[register]:
-                wave.check_read(register)
+                wave.require(register, written)
         request = Request(wave.index, wave.epoch, line)
         if target.lanes.size:
             values = wave.vectors[first : first + count, target.lanes]
