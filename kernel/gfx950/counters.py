@@ -1,8 +1,9 @@
 """Memory operations in flight and the ``s_waitcnt`` counters that say when they are over.
 
-``vmcnt`` counts loads, stores and DMA to LDS, which finish in order on gfx9. ``lgkmcnt`` counts LDS operations,
-which finish in order among themselves, and scalar loads, which finish in any order: with n operations left, a
-scalar load is certainly over only if n = 0, an LDS operation if at least n later LDS operations were issued.
+``vmcnt`` counts loads, stores and DMA to LDS, which finish in order on gfx9. ``lgkmcnt`` counts LDS
+operations, which finish in order among themselves, and scalar loads, which finish in any order: with n
+operations left, a scalar load is certainly over only if n = 0, an LDS operation if at least n later LDS
+operations were issued.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Flight:
     """One operation between its issue and the wait that covers it.
 
     ``vectors`` and ``scalars`` are the registers it will write, with the state each gets at the end.
-    ``lds_granules`` are the LDS granules and ``accesses`` the global ones it touches, ``finish`` what it does at the end (DMA landing late).
+    ``lds_granules`` are the LDS granules and ``accesses`` the global ones it touches, ``finish`` what it
+    does at the end (DMA landing late).
     """
 
     line: int

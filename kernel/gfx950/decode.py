@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from weakref import WeakKeyDictionary
 
 from kernel.gfx950.errors import InterpreterError, UnsupportedInstructionError
@@ -10,11 +11,13 @@ from kernel.gfx950.form import Builder, Form, Step
 from kernel.gfx950.instructions import (
     compare,
     crosslane,
+    lane_masks,
     lds_access,
     mfma,
     packed,
     salu,
     scalar_memory,
+    scratch,
     valu,
     vector_memory,
 )
@@ -22,22 +25,19 @@ from kernel.gfx950.parse import Kernel
 from kernel.gfx950.wave import Wave
 
 
-class Barrier:
-    """The step of ``s_barrier``: the wave stops until all have come."""
+class Stop(Enum):
+    """Where a wave stops: at a barrier, until all have come, or at its end."""
 
-
-class End:
-    """The step of ``s_endpgm``."""
-
-
-BARRIER, END = Barrier(), End()
+    BARRIER = "s_barrier"
+    END = "s_endpgm"
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """``steps`` in the kernel's order; ``granule`` is 4 where all its memory accesses are whole dwords, else 1."""
+    """``steps`` in the kernel's order; ``granule`` is 4 where all its memory accesses are whole dwords,
+    else 1."""
 
-    steps: tuple[Step | Barrier | End, ...]
+    steps: tuple[Step | Stop, ...]
     granule: int
 
 
@@ -58,6 +58,7 @@ def _wait(form: Form) -> Step:
 
 BUILDERS: dict[str, Builder] = {
     **salu.BUILDERS,
+    **lane_masks.BUILDERS,
     **scalar_memory.BUILDERS,
     **valu.BUILDERS,
     **compare.BUILDERS,
@@ -66,6 +67,7 @@ BUILDERS: dict[str, Builder] = {
     **mfma.BUILDERS,
     **lds_access.BUILDERS,
     **vector_memory.BUILDERS,
+    **scratch.BUILDERS,
     "s_waitcnt": _wait,
 }
 """Every mnemonic that is implemented, besides ``s_barrier`` and ``s_endpgm``."""
@@ -87,13 +89,13 @@ def decode(kernel: Kernel) -> Decoded:
     return known
 
 
-def _decode_one(kernel: Kernel, index: int) -> Step | Barrier | End:
+def _decode_one(kernel: Kernel, index: int) -> Step | Stop:
     instruction = kernel.instructions[index]
     try:
         form = Form(instruction, kernel)
         if instruction.mnemonic in ("s_barrier", "s_endpgm"):
             form.close()
-            return BARRIER if instruction.mnemonic == "s_barrier" else END
+            return Stop(instruction.mnemonic)
         builder = BUILDERS.get(instruction.mnemonic)
         if builder is None:
             raise UnsupportedInstructionError(f"mnemonic {instruction.mnemonic!r} is not implemented")

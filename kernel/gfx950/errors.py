@@ -1,4 +1,5 @@
-"""What an interpreted gfx950 kernel can do wrong, one class a kind of fault, each with the place it happened."""
+"""What an interpreted gfx950 kernel can do wrong, one class a kind of fault, each with the place it
+happened."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An instruction being decoded: its operands as functions of a wave, and every modifier accounted for.
 
-A builder takes from a ``Form`` what it implements; ``close`` then refuses whatever nobody took, so that no operand or
-modifier is ever silently ignored.
+A builder takes from a ``Form`` what it implements; ``close`` then refuses whatever nobody took, so that no
+operand or modifier is ever silently ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ ValueSource = Callable[[Wave], Value]
 IntegerSource = Callable[[Wave], int]
 
 TypeLetter = Literal["u", "i", "f", "U", "I", "h", "k"]
-"""u, i, f: 32-bit unsigned, signed, float; U, I: 64-bit in a register pair; h, k: the low 16 bits, unsigned, signed."""
+"""u, i, f: 32-bit unsigned, signed, float; U, I: 64-bit in a register pair; h, k: the low 16 bits,
+unsigned, signed."""
 
 SIGN32, MAGNITUDE32 = np.uint32(0x80000000), np.uint32(0x7FFFFFFF)
 _EVERY_LANE = np.ones(64, np.bool_)
@@ -119,16 +120,22 @@ class Form:
 
     def plain(self, operand: Operand) -> None:
         if operand.modified:
-            raise UnsupportedInstructionError(f"operand {operand.text}: no source modifier is implemented here")
+            raise UnsupportedInstructionError(
+                f"operand {operand.text}: no source modifier is implemented here"
+            )
 
     def _check_allocated(self, operand: Operand) -> None:
         known = self.kernel.metadata
         if known is None or operand.kind != "vector":
             return
         last = operand.index + operand.count - 1
-        limit, first = (known.vgprs - known.accum_offset, ACCUMULATORS) if operand.is_accumulator else (known.vgprs, 0)
+        limit, first = (
+            (known.vgprs - known.accum_offset, ACCUMULATORS) if operand.is_accumulator else (known.vgprs, 0)
+        )
         if last - first >= limit:
-            raise UnsupportedInstructionError(f"operand {operand.text}: the kernel was given {limit} such registers")
+            raise UnsupportedInstructionError(
+                f"operand {operand.text}: the kernel was given {limit} such registers"
+            )
 
     # -- scalar sources
 
@@ -137,7 +144,7 @@ class Form:
         self.plain(operand)
         if operand.is_constant:
             value = operand.bits32()
-            return lambda wave: value
+            return lambda _wave: value
         if operand.kind == "scalar" and operand.count == 1:
             register = operand.index
 
@@ -154,7 +161,7 @@ class Form:
         self.plain(operand)
         if operand.is_constant:
             value = operand.bits64()
-            return lambda wave: value
+            return lambda _wave: value
         if operand.kind == "scalar" and operand.count == 2:
             register = operand.index
             return lambda wave: wave.scalar64(register)
@@ -163,12 +170,17 @@ class Form:
     # -- vector sources
 
     def source(self, operand: Operand, letter: TypeLetter) -> ValueSource:
-        """A source of a vector instruction, of the type ``letter``. Undefined active lanes taint the instruction."""
+        """A source of a vector instruction, of the type ``letter``. Undefined active lanes taint the
+        instruction."""
         if operand.sign_extend:
-            raise UnsupportedInstructionError(f"operand {operand.text}: sign extension is implemented for sdwa only")
+            raise UnsupportedInstructionError(
+                f"operand {operand.text}: sign extension is implemented for sdwa only"
+            )
         if operand.negate or operand.absolute:
             if letter != "f":
-                raise UnsupportedInstructionError(f"operand {operand.text}: a float modifier on an integer source")
+                raise UnsupportedInstructionError(
+                    f"operand {operand.text}: a float modifier on an integer source"
+                )
             return _with_sign_modifiers(self._bare_source(operand, "u"), operand.negate, operand.absolute)
         return self._bare_source(operand, letter)
 
@@ -192,7 +204,7 @@ class Form:
             return self._source64(operand, _CAST[letter])
         if operand.is_constant:
             constant = np.uint32(operand.bits32()).view(_CAST[letter])
-            return lambda wave: constant
+            return lambda _wave: constant
         if operand.kind == "scalar" and operand.count == 1:
             return _scalar32(operand.index, _CAST[letter])
         if operand.kind == "vector" and operand.count == 1 and not operand.is_accumulator:
@@ -203,7 +215,7 @@ class Form:
     def _source64(self, operand: Operand, cast: Any) -> ValueSource:
         if operand.is_constant:
             constant = np.uint64(operand.bits64()).view(cast)
-            return lambda wave: constant
+            return lambda _wave: constant
         if operand.kind == "scalar" and operand.count == 2:
             return _scalar64(operand.index, cast)
         if operand.kind == "vector" and operand.count == 2 and not operand.is_accumulator:
@@ -219,14 +231,17 @@ class Form:
                 pair = np.empty((64, 2), np.uint32)
                 pair[:, 0] = wave.u32[register]
                 pair[:, 1] = wave.u32[register + 1]
-                return pair.view(cast)[:, 0]
+                value: npt.NDArray[Any] = pair.view(cast)[:, 0]
+                return value
 
             return read
         raise UnsupportedInstructionError(f"operand {operand.text} is no 64-bit vector source")
 
     def _source16(self, operand: Operand, *, signed: bool) -> ValueSource:
         if operand.is_constant and (operand.kind == "float" or not operand.is_inline):
-            raise UnsupportedInstructionError(f"operand {operand.text}: this constant of a 16-bit instruction")
+            raise UnsupportedInstructionError(
+                f"operand {operand.text}: this constant of a 16-bit instruction"
+            )
         whole = self._bare_source(operand, "u")
         cast: Any = np.int16 if signed else np.uint16
         return lambda wave: np.asarray(whole(wave) & np.uint32(0xFFFF)).astype(np.uint16).view(cast)
@@ -281,11 +296,17 @@ def write32(register: int, letter: str) -> Callable[[Wave, Value], None]:
 
     def write(wave: Wave, value: Value) -> None:
         if wave.taint is not None:
-            wave.write_tainted(register, value)
+            wave.write_tainted(register, np.asarray(value), wave.taint)
             return
         if wave.vector_states[register]:
             wave.before_write(register)
-        row = wave.f32[register] if letter == "f" else wave.i32[register] if letter == "i" else wave.u32[register]
+        row = (
+            wave.f32[register]
+            if letter == "f"
+            else wave.i32[register]
+            if letter == "i"
+            else wave.u32[register]
+        )
         if wave.full:
             row[:] = value
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernel.gfx950.decode import BARRIER, Decoded, decode
+from kernel.gfx950.decode import Decoded, Stop, decode
 from kernel.gfx950.errors import (
     BarrierError,
     InstructionLimitError,
@@ -33,8 +33,8 @@ _LDS_OF_A_CU = 160 * 1024
 
 @dataclass(frozen=True)
 class RunOptions:
-    """``dynamic_lds_bytes`` are added to the kernel's own. ``bank_conflicts`` counts them, ``trace`` keeps each wave's
-    path; ``wave_instruction_limit`` is for one wave."""
+    """``dynamic_lds_bytes`` are added to the kernel's own. ``bank_conflicts`` counts them, ``trace`` keeps
+    each wave's path; ``wave_instruction_limit`` is for one wave."""
 
     dynamic_lds_bytes: int = 0
     bank_conflicts: bool = False
@@ -55,17 +55,21 @@ def run(
 ) -> RunReport:
     """Executes a whole launch. ``grid`` counts workgroups, ``block`` threads, each (x, y, z).
 
-    ``kernargs`` are the bytes of the kernarg segment, at least as many as the metadata says. Memory is changed as the
-    kernel changes it, up to the fault if one is raised. Raises an InterpreterError that says where the fault is, and
-    ValueError for arguments that are no launch.
+    ``kernargs`` are the bytes of the kernarg segment, at least as many as the metadata says. Memory is
+    changed as the kernel changes it, up to the fault if one is raised. Raises an InterpreterError that says
+    where the fault is, and ValueError for arguments that are no launch.
     """
     kernel = program.kernels.get(kernel_name)
     if kernel is None:
-        raise ValueError(f"kernel_name = {kernel_name!r}: the program holds {', '.join(program.kernels) or 'none'}")
+        raise ValueError(
+            f"kernel_name = {kernel_name!r}: the program holds {', '.join(program.kernels) or 'none'}"
+        )
     if kernel.metadata is None:
         raise ValueError(f"kernel {kernel_name!r} has no metadata; pass it to parse_program")
     _check_arguments(grid, block, kernargs, kernel.metadata)
-    launch = _Launch(kernel, kernel.metadata, grid, block, memory, schedule or Schedule(), options or RunOptions())
+    launch = _Launch(
+        kernel, kernel.metadata, grid, block, memory, schedule or Schedule(), options or RunOptions()
+    )
     segment = np.frombuffer(bytearray(kernargs.ljust(4, b"\0")), np.uint8)
     region = memory.register_array(segment, "kernarg segment", writable=False)
     try:
@@ -103,7 +107,9 @@ class _Launch:
             self.machine.bank_conflicts = {}
         self.lds_bytes = metadata.lds_bytes + options.dynamic_lds_bytes
         if self.lds_bytes > _LDS_OF_A_CU:
-            raise OutOfBoundsError(f"{self.lds_bytes} bytes of LDS: a CU has {_LDS_OF_A_CU}").locate(kernel=kernel.name)
+            raise OutOfBoundsError(f"{self.lds_bytes} bytes of LDS: a CU has {_LDS_OF_A_CU}").locate(
+                kernel=kernel.name
+            )
         self.threads = block[0] * block[1] * block[2]
         self.waves = -(-self.threads // LANES)
         self.executed = [0] * len(kernel.instructions)
@@ -161,16 +167,16 @@ class _Launch:
                 wave.pc = pc + 1
                 if trace:
                     path.append(pc)
-                if step.__class__ is not _FUNCTION:
-                    wave.done = step is not BARRIER
+                if isinstance(step, Stop):
+                    wave.done = step is Stop.END
                     return
-                step(wave)  # type: ignore[operator]  # the only other steps were taken above
+                step(wave)
                 if wave.taint is not None:
                     wave.settle()
                 left -= 1
                 if left < 0:
                     raise InstructionLimitError(
-                        f"{self.options.wave_instruction_limit} instructions since the last barrier; an endless loop?"
+                        f"{self.options.wave_instruction_limit} instructions without a barrier: an endless loop?"
                     )
         except InterpreterError as error:
             instruction = self.kernel.instructions[pc]
@@ -189,7 +195,9 @@ class _Launch:
             wave.epoch += 1
             for flight in wave.counters.in_flight():
                 if flight.lds_granules is not None:
-                    mark = lds.mark_dma if flight.dma else lds.mark_write if flight.lds_write else lds.mark_read
+                    mark = (
+                        lds.mark_dma if flight.dma else lds.mark_write if flight.lds_write else lds.mark_read
+                    )
                     mark(wave.index, flight.lds_granules)
 
     def _start_wave(self, index: int, workgroup: Dim3, kernarg_address: int, lds: Lds) -> Wave:
@@ -227,11 +235,5 @@ class _Launch:
         count += known.kernarg_preload_dwords
         if count != known.user_sgprs:
             raise UnsupportedInstructionError(
-                f"{known.user_sgprs} user scalar registers: {count} of them are known, the rest is not implemented"
+                f"{known.user_sgprs} user scalar registers, of which {count} are implemented"
             )
-
-
-def _function() -> None: ...
-
-
-_FUNCTION = type(_function)

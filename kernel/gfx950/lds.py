@@ -1,8 +1,8 @@
 """The LDS of one workgroup: bytes, which of them are defined, and who touched them since the last barrier.
 
-Tracking is done a granule at a time: 4 bytes where every LDS access of the kernel is whole aligned dwords, else 1.
-An operation counts as happening anywhere between its issue and the wait that covers it, so what is still in flight
-at a barrier is marked again behind it.
+Tracking is done a granule at a time: 4 bytes where every LDS access of the kernel is whole aligned dwords,
+else 1. An operation counts as happening anywhere between its issue and the wait that covers it, so what is
+still in flight at a barrier is marked again behind it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ class Lds:
         first = addresses // self.granule
         return first[None, :] + np.arange(-(-size // self.granule), dtype=np.int64)[:, None]
 
-    def check_bounds(self, addresses: npt.NDArray[np.int64], size: int, align: int, lanes: npt.NDArray[np.intp]) -> None:
+    def check_bounds(
+        self, addresses: npt.NDArray[np.int64], size: int, align: int, lanes: npt.NDArray[np.intp]
+    ) -> None:
         """``addresses`` are those of the active ``lanes``, bytes."""
         if (addresses & (align - 1)).any():
             at = int(np.argmax((addresses & (align - 1)) != 0))
@@ -93,8 +95,8 @@ class Lds:
         if busy.any():
             at = tuple(np.argwhere(busy)[0])
             raise MissingWaitError(
-                f"LDS byte {int(granules[at]) * self.granule:#x} is touched while a DMA to it is in flight: no "
-                "s_waitcnt vmcnt covers it"
+                f"LDS byte {int(granules[at]) * self.granule:#x} is touched while a DMA to it is in flight: "
+                "no s_waitcnt vmcnt covers it"
             )
 
     def _race(self, wave: int, granules: Granules, bad: npt.NDArray[np.bool_], what: str, did: str) -> None:
@@ -103,6 +105,6 @@ class Lds:
         if did == "read":
             other = (int(self.readers[byte]) & ~(1 << wave)).bit_length() - 1
         raise RaceError(
-            f"race on LDS byte {byte * self.granule:#x}: wave {wave} {what} what wave {other} {did} since the "
-            "last barrier"
+            f"race on LDS byte {byte * self.granule:#x}: wave {wave} {what} what wave {other} {did} "
+            "since the last barrier"
         )

@@ -43,7 +43,8 @@ class Machine:
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
         """``size`` bytes at each address (bytes) of the ``lanes``: ``[dwords, n]``.
 
-        The second result, None where every byte is defined, says which dwords are. Bytes and words are zero-extended.
+        The second result, None where every byte is defined, says which dwords are. Bytes and words are
+        zero-extended.
         """
         dwords = max(size // 4, 1)
         values = np.empty((dwords, addresses.size), np.uint32)
@@ -71,7 +72,9 @@ class Machine:
         dwords = max(size // 4, 1)
         for region, which in self._locate(addresses, size, lanes):
             if not region.writable:
-                raise OutOfBoundsError(f"a store to {region.name!r}, which is read-only", lane=int(lanes[which[0]]))
+                raise OutOfBoundsError(
+                    f"a store to {region.name!r}, which is read-only", lane=int(lanes[which[0]])
+                )
             chosen = addresses[which]
             bytes_ = _cells(chosen - region.address, size)
             if size >= 4:
@@ -83,18 +86,23 @@ class Machine:
                 region.bytes[bytes_] = wanted
                 kept = np.array_equal(region.bytes[bytes_], wanted)
             if not kept:
-                raise RaceError(f"two lanes of one store write different values to the same byte of {region.name!r}")
+                raise RaceError(
+                    f"two lanes of one store write different values to the same byte of {region.name!r}"
+                )
             if region.defined is not None:
                 region.defined[bytes_] = True
             self._log(region, chosen, size, True, request)
 
     def _locate(self, addresses: Addresses, size: int, lanes: Lanes) -> list[tuple[Region, Lanes]]:
-        """The regions that hold ``size`` bytes at each address, and which of the addresses each of them holds."""
+        """The regions that hold ``size`` bytes at each address, and which of the addresses each of them
+        holds."""
         align = min(size, 4)
         crooked = (addresses & (align - 1)) != 0
         if np.count_nonzero(crooked):
             at = int(np.argmax(crooked))
-            raise OutOfBoundsError(f"address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at]))
+            raise OutOfBoundsError(
+                f"address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at])
+            )
         low, high = int(addresses.min()), int(addresses.max())
         region = self.memory.holding(low, high + size - low)
         if region is not None:
@@ -111,7 +119,14 @@ class Machine:
     def _log(self, region: Region, addresses: Addresses, size: int, write: bool, request: Request) -> None:
         if region.writable:
             access = Access(
-                self.workgroup, request.wave, request.line, addresses, size, write, request.scalar, request.epoch
+                self.workgroup,
+                request.wave,
+                request.line,
+                addresses,
+                size,
+                write,
+                request.scalar,
+                request.epoch,
             )
             request.accesses.append(access)
             self.log.add(region, access)

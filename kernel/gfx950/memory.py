@@ -1,4 +1,5 @@
-"""Global memory of the interpreter: registered ranges of host memory, so a device address is a host address."""
+"""Global memory of the interpreter: registered ranges of host memory, so a device address is a host
+address."""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ class Region:
 class Memory:
     """All the memory a launch may touch; everything else is out of bounds.
 
-    ``resolve`` is asked about an address in no region and returns ``(base, size)`` of live memory that holds it,
-    or None: a runtime that owns allocations answers from its own table instead of registering each one.
+    ``resolve`` is asked about an address in no region and returns ``(base, size)`` of live memory that
+    holds it, or None: a runtime that owns allocations answers from its own table instead of registering
+    each one.
     """
 
     def __init__(self, resolve: Callable[[int], tuple[int, int] | None] | None = None) -> None:
@@ -84,16 +86,17 @@ class Memory:
         """
         if size <= 0:
             raise ValueError(f"size = {size}: a region has at least one byte; leave an empty buffer out")
-        buffer = (ctypes.c_uint8 * size).from_address(address)
-        view: UInt8Array = np.frombuffer(buffer, np.uint8)
-        return self._insert(address, view, name, writable, initialised, keep_alive)
+        return self._insert(address, _bytes_at(address, size), name, writable, initialised, keep_alive)
 
     def register_array(
         self, array: npt.NDArray[np.generic], name: str, *, writable: bool = True, initialised: bool = True
     ) -> Region:
-        """Registers a C-contiguous numpy array, which is kept alive. Its device address is ``Region.address``."""
+        """Registers a C-contiguous numpy array, which is kept alive. Its device address is
+        ``Region.address``."""
         if not array.flags.c_contiguous:
-            raise ValueError(f"{name}: strides {array.strides}: a registered array is C-contiguous; copy it first")
+            raise ValueError(
+                f"{name}: strides {array.strides}: a registered array is C-contiguous; copy it first"
+            )
         view = array.reshape(-1).view(np.uint8)
         return self._insert(view.ctypes.data, view, name, writable, initialised, array)
 
@@ -103,7 +106,8 @@ class Memory:
         del self._regions[at], self._starts[at]
 
     def find(self, address: int, size: int) -> Region:
-        """The region that holds ``size`` bytes at ``address``; raises OutOfBoundsError if none does wholly."""
+        """The region that holds ``size`` bytes at ``address``; raises OutOfBoundsError if none does
+        wholly."""
         region = self.holding(address, size)
         if region is None:
             raise OutOfBoundsError(
@@ -127,8 +131,8 @@ class Memory:
         """One Region object for each allocation, so that a launch's race log sees one region, not many."""
         known = self._resolved.get((base, size))
         if known is None:
-            view: UInt8Array = np.frombuffer((ctypes.c_uint8 * size).from_address(base), np.uint8)
-            known = self._resolved[base, size] = Region(base, size, f"allocation {base:#x}", True, view)
+            known = Region(base, size, f"allocation {base:#x}", True, _bytes_at(base, size))
+            self._resolved[base, size] = known
         return known
 
     def _nearest(self, address: int) -> str:
@@ -154,3 +158,8 @@ class Memory:
         self._regions.insert(at, region)
         self._starts.insert(at, address)
         return region
+
+
+def _bytes_at(address: int, size: int) -> UInt8Array:
+    """Host memory as an array: the memory itself, which the caller keeps alive."""
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))

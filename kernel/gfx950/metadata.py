@@ -1,7 +1,8 @@
 """What the code object says about a kernel: sizes, register counts, which registers are set up at its start.
 
 Three sources, one result: the ``.amdhsa_`` directives and the ``amdhsa.kernels`` notes of assembly text,
-and the 64-byte kernel descriptor of a code object (LLVM's AMDGPU usage guide, "Code Object Kernel Descriptor").
+and the 64-byte kernel descriptor of a code object (LLVM's AMDGPU usage guide, "Code Object Kernel
+Descriptor").
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def from_directives(name: str, directives: dict[str, int]) -> KernelMetadata:
     """``directives`` maps each ``.amdhsa_X`` of a kernel, without the prefix, to its value."""
     for key, wanted in _REQUIRED_VALUES.items():
         if directives.get(key, wanted) != wanted:
-            raise UnsupportedInstructionError(f".amdhsa_{key} {directives[key]}: only {wanted} is implemented")
+            raise UnsupportedInstructionError(
+                f".amdhsa_{key} {directives[key]}: only {wanted} is implemented"
+            )
 
     def get(key: str, default: int) -> int:
         return directives.get(key, default)
@@ -100,7 +103,10 @@ def from_directives(name: str, directives: dict[str, int]) -> KernelMetadata:
 
 
 def from_descriptor(
-    name: str, descriptor: bytes, arguments: tuple[KernelArgument, ...] = (), notes: dict[str, int] | None = None
+    name: str,
+    descriptor: bytes,
+    arguments: tuple[KernelArgument, ...] = (),
+    notes: dict[str, int] | None = None,
 ) -> KernelMetadata:
     """From a code object's 64-byte kernel descriptor (the symbol ``name.kd``)."""
     if len(descriptor) != 64:
@@ -163,7 +169,11 @@ def read_notes(lines: list[str]) -> dict[str, tuple[tuple[KernelArgument, ...], 
         entry = _NOTE_ENTRY.match(line)
         if entry is None:
             continue
-        depth, key, value = len(entry["indent"]) + len(entry["item"] or ""), entry["key"], entry["value"].strip()
+        depth, key, value = (
+            len(entry["indent"]) + len(entry["item"] or ""),
+            entry["key"],
+            entry["value"].strip(),
+        )
         if depth == 4:
             if entry["item"]:
                 close()

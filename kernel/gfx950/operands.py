@@ -124,9 +124,8 @@ def parse_operand(text: str) -> Operand:
     if not (negate or absolute or sign_extend):
         if body == "off":
             return operand("off")
-        if body.startswith("hwreg(") or body.startswith("sendmsg("):
+        if body.startswith(("hwreg(", "sendmsg(")):
             return operand("call")
         if _LABEL.fullmatch(body):
             return operand("label")
     raise UnsupportedInstructionError(f"operand {text!r} is of no kind that is implemented")
-

@@ -16,15 +16,13 @@ from kernel.gfx950.operands import Operand, parse_operand
 
 Modifier = int | str | tuple[int, ...]
 
-_FLAGS = frozenset(
-    "offen idxen lds sc0 sc1 nt clamp row_mirror row_half_mirror gds fi".split()
-)  # fmt: skip
-_VALUED = frozenset(
-    """offset offset0 offset1 bitop3 cbsz blgp abid op_sel op_sel_hi neg_lo neg_hi mul div
-    quad_perm row_shl row_shr row_ror row_bcast row_newbcast row_mask bank_mask bound_ctrl
-    wave_shl wave_shr wave_rol wave_ror
-    dst_sel dst_unused src0_sel src1_sel""".split()
-)  # fmt: skip
+_FLAGS = {"offen", "idxen", "lds", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror"}
+_VALUED = {
+    "offset", "offset0", "offset1", "bitop3", "cbsz", "blgp", "abid", "mul", "div",
+    "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "dst_sel", "dst_unused", "src0_sel", "src1_sel",
+    "quad_perm", "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast",
+    "row_mask", "bank_mask", "bound_ctrl", "wave_shl", "wave_shr", "wave_rol", "wave_ror",
+}  # fmt: skip
 _ENCODINGS = ("e32", "e64", "dpp", "sdwa")
 _COUNTERS = ("vmcnt", "lgkmcnt", "expcnt")
 
@@ -33,8 +31,8 @@ _COUNTERS = ("vmcnt", "lgkmcnt", "expcnt")
 class Instruction:
     """``mnemonic`` is without the encoding suffix (``encoding``: "e32", "e64", "dpp", "sdwa" or "").
 
-    ``line`` is the 1-based line of ``text`` in the assembly; ``address`` the byte address where the text tells it.
-    A flag modifier has the value 1, a bracketed one a tuple.
+    ``line`` is the 1-based line of ``text`` in the assembly; ``address`` the byte address where the text
+    tells it. A flag modifier has the value 1, a bracketed one a tuple.
     """
 
     mnemonic: str
@@ -48,7 +46,8 @@ class Instruction:
 
 @dataclass(eq=False)
 class Kernel:
-    """One kernel's instructions in order. ``labels`` maps each label to the index of the instruction behind it."""
+    """One kernel's instructions in order. ``labels`` maps each label to the index of the instruction behind
+    it."""
 
     name: str
     instructions: list[Instruction] = field(default_factory=list)
@@ -69,7 +68,8 @@ class Kernel:
         raise AssemblySyntaxError(f"branch target {operand.text!r} is no instruction of kernel {self.name}")
 
     def label_at(self, index: int) -> str:
-        """The label that opens the stretch of code around an instruction (the kernel's name before the first)."""
+        """The label that opens the stretch of code around an instruction (the kernel's name before the
+        first)."""
         best, at = self.name, -1
         for label, start in self.labels.items():
             if at < start <= index:
@@ -88,12 +88,15 @@ def parse_program(text: str, metadata: Mapping[str, KernelMetadata] | None = Non
     """Every kernel of an assembly text or of a ``llvm-objdump -d`` listing.
 
     ``metadata`` adds to, and overrides, what the text itself says. Raises AssemblySyntaxError or
-    UnsupportedInstructionError with the line. That a mnemonic is implemented is checked when a kernel first runs.
+    UnsupportedInstructionError with the line. That a mnemonic is implemented is checked when a kernel first
+    runs.
     """
     kernels = _Reader(text).read()
     for name, known in (metadata or {}).items():
         if name not in kernels:
-            raise AssemblySyntaxError(f"metadata of kernel {name!r}: the text holds {', '.join(kernels) or 'none'}")
+            raise AssemblySyntaxError(
+                f"metadata of kernel {name!r}: the text holds {', '.join(kernels) or 'none'}"
+            )
         kernels[name].metadata = known
     return Program(kernels)
 
@@ -149,7 +152,11 @@ class _Reader:
             self.open.instructions.append(made)
 
     def _label(self, name: str) -> None:
-        local = name.startswith(".L") or re.fullmatch(r"L\d+", name) or (self.functions and name not in self.functions)
+        local = (
+            name.startswith(".L")
+            or re.fullmatch(r"L\d+", name)
+            or (self.functions and name not in self.functions)
+        )
         if local and self.open is not None:
             self.open.labels[name] = len(self.open.instructions)
         elif not local:
@@ -189,7 +196,8 @@ def _read_directives(rest: Iterator[tuple[int, str]]) -> dict[str, int]:
 
 
 def parse_instruction(text: str, line: int, address: int | None = None) -> Instruction:
-    """One instruction without comments. Raises UnsupportedInstructionError on an operand or modifier not known."""
+    """One instruction without comments. Raises UnsupportedInstructionError on an operand or modifier not
+    known."""
     mnemonic, _, rest = text.replace("\t", " ").partition(" ")
     encoding = ""
     for suffix in _ENCODINGS:

@@ -1,9 +1,9 @@
 """Races on global memory: which waves of a launch touched which bytes, and whether anything ordered them.
 
-Waves of one workgroup are ordered by barriers: an access counts from its issue to the wait that covers it, both in
-barriers passed, and two accesses of different waves race if these spans meet. Waves of different workgroups are never
-ordered within a launch. Scalar loads go through a cache that stores do not update, so a scalar load of a byte that
-the launch writes is a race whoever writes it.
+Waves of one workgroup are ordered by barriers: an access counts from its issue to the wait that covers it,
+both in barriers passed, and two accesses of different waves race if these spans meet. Waves of different
+workgroups are never ordered within a launch. Scalar loads go through a cache that stores do not update, so
+a scalar load of a byte that the launch writes is a race whoever writes it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class GlobalLog:
         counts = [access.addresses.size * span for access, span in zip(accesses, spans, strict=True)]
         owner = np.repeat(np.arange(len(accesses)), counts)
         who = np.array(
-            [-1 - i if access.scalar else access.workgroup << 8 | access.wave for i, access in enumerate(accesses)]
+            [
+                -1 - i if access.scalar else access.workgroup << 8 | access.wave
+                for i, access in enumerate(accesses)
+            ]
         )[owner]
         order = np.argsort(cells, kind="stable")
         cells, owner, who = cells[order], owner[order], who[order]
@@ -100,4 +103,6 @@ def _race(region: Region, address: int, one: Access, two: Access) -> RaceError:
         kind = "writes" if access.write else "reads (scalar load)" if access.scalar else "reads"
         return f"workgroup {access.workgroup} wave {access.wave} {kind} it at line {access.line}"
 
-    return RaceError(f"race on byte {address - region.address} of {region.name!r}: {did(one)}, {did(two)}, unordered")
+    return RaceError(
+        f"race on byte {address - region.address} of {region.name!r}: {did(one)}, {did(two)}, unordered"
+    )

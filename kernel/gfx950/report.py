@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +15,8 @@ _MFMA = "v_mfma"
 
 
 def instruction_class(instruction: Instruction) -> str:
-    """"mfma", "valu", "lds_read", "lds_write", "vmem_load", "vmem_store", "smem", "wait", "barrier", "nop", "branch"
-    or "salu"."""
+    """ "mfma", "valu", "lds_read", "lds_write", "vmem_load", "vmem_store", "smem", "wait", "barrier",
+    "nop", "branch" or "salu"."""
     name = instruction.mnemonic
     if name.startswith("v_"):
         return "mfma" if name.startswith(_MFMA) else "valu"
@@ -36,7 +37,8 @@ class RunReport:
 
     ``executed[i]`` is how often instruction i of the kernel was issued (a wave-instruction counts once).
     ``bank_conflicts`` maps an assembly line to (LDS accesses, extra passes), where they were counted.
-    ``traces`` are the instruction indices each wave issued, in order, by (workgroup, wave), where they were kept.
+    ``traces`` are the instruction indices each wave issued, in order, by (workgroup, wave), where they were
+    kept.
     """
 
     kernel: Kernel
@@ -66,11 +68,12 @@ class RunReport:
         for index, instruction in enumerate(self.kernel.instructions):
             label = starts.get(index, label)
             if self.executed[index]:
-                found.setdefault(label, Counter())[instruction_class(instruction)] += int(self.executed[index])
+                found.setdefault(label, Counter())[instruction_class(instruction)] += int(
+                    self.executed[index]
+                )
         return {name: dict(counts) for name, counts in found.items()}
 
-    def _sum(self, key: object) -> dict[str, int]:
-        assert callable(key)
+    def _sum(self, key: Callable[[Instruction], str]) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for instruction, executed in zip(self.kernel.instructions, self.executed.tolist(), strict=True):
             counts[key(instruction)] += executed

@@ -1,15 +1,18 @@
 """The state of one wave: 64 lanes of vector registers, scalar registers, masks, and what is defined of them.
 
-A register is in one of three states. DEFINED: its value may be used. UNDEFINED: some of its lanes (of a scalar register:
-some of its bits) were never written or were computed from such. IN_FLIGHT: a memory operation will write it; touching
-it before the covering ``s_waitcnt`` raises.
+A register is in one of three states. DEFINED: its value may be used. UNDEFINED: some of its lanes (of a
+scalar register: some of its bits) were never written or were computed from such. IN_FLIGHT: a memory
+operation will write it; touching it before the covering ``s_waitcnt`` raises.
 
-Undefined lanes may be moved and computed with, lane by lane, because compiled code does so in lanes whose result is
-selected away; the result is undefined in those lanes (``taint``). They raise where they would have an effect: in an
-address, a branch, exec, scalar arithmetic, a matrix multiplication, a store to LDS or global memory.
+Undefined lanes may be moved and computed with, lane by lane, because compiled code does so in lanes whose
+result is selected away; the result is undefined in those lanes (``taint``). They raise where they would
+have an effect: in an address, a branch, exec, scalar arithmetic, a matrix multiplication, a store to LDS or
+global memory.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +45,9 @@ def scalar_name(register: int) -> str:
 
 def mask_of(value: int) -> LaneMask:
     """64 bools from a 64-bit lane mask."""
-    return np.unpackbits(np.frombuffer(value.to_bytes(8, "little"), np.uint8), bitorder="little").view(np.bool_)
+    return np.unpackbits(np.frombuffer(value.to_bytes(8, "little"), np.uint8), bitorder="little").view(
+        np.bool_
+    )
 
 
 def value_of(mask: LaneMask) -> int:
@@ -160,7 +165,9 @@ class Wave:
         taint, written = self.taint, self.taint_written
         self.taint, self.taint_written = None, False
         if taint is not None and not written:
-            raise UndefinedReadError("a source that nothing wrote has an effect here", lane=int(np.argmax(taint)))
+            raise UndefinedReadError(
+                "a source that nothing wrote has an effect here", lane=int(np.argmax(taint))
+            )
 
     # -- scalar registers
 
@@ -198,7 +205,9 @@ class Wave:
     def set_scalar64(self, register: int, value: int, undefined: int = 0) -> None:
         if register == EXEC:
             if undefined:
-                raise UndefinedReadError("exec would become undefined", lane=(undefined & -undefined).bit_length() - 1)
+                raise UndefinedReadError(
+                    "exec would become undefined", lane=(undefined & -undefined).bit_length() - 1
+                )
             self.set_exec(value)
             return
         self.set_scalar(register, value & 0xFFFFFFFF, undefined & 0xFFFFFFFF)
@@ -239,13 +248,12 @@ class Wave:
                     lane=int(np.argmax(missing)),
                 )
 
-    def write_tainted(self, register: int, value: object) -> None:
+    def write_tainted(self, register: int, value: npt.NDArray[Any], taint: LaneMask) -> None:
         """Slow half of a write under exec whose value is undefined in the tainted lanes."""
-        assert self.taint is not None
         self.taint_written = True
         row = np.empty(LANES, np.uint32)
-        row[:] = np.asarray(value).view(np.uint32)
-        self.move(register, row, ~self.taint, self.lanes)
+        row[:] = value.view(np.uint32)
+        self.move(register, row, ~taint, self.lanes)
 
     def before_write(self, register: int) -> None:
         """Slow half of a write under exec: raises if in flight, else marks the active lanes defined."""
@@ -262,13 +270,15 @@ class Wave:
                 self.vector_states[register] = DEFINED
 
     def definedness(self, register: int) -> LaneMask | None:
-        """Which lanes of a register hold a value, None for all of them; for moves. Raises if it is in flight."""
+        """Which lanes of a register hold a value, None for all of them; for moves. Raises if it is in
+        flight."""
         state = self.vector_states[register]
         if state == DEFINED:
             return None
         if state == IN_FLIGHT:
             raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
-        return self.defined[register]
+        defined: LaneMask = self.defined[register]
+        return defined
 
     def move(self, register: int, values: UInt32Array, defined: LaneMask | None, lanes: LaneMask) -> None:
         """Writes ``lanes`` of a register with values of which only some are ``defined`` (None: all)."""

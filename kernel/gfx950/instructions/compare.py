@@ -1,4 +1,5 @@
-"""Vector compares, selection by a lane mask, and additions with carry: instructions that read or write lane masks."""
+"""Vector compares, selection by a lane mask, and additions with carry: instructions that read or write lane
+masks."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, write32, write64
+from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, ValueSource, write32, write64
 from kernel.gfx950.instructions.sdwa import sdwa_source
 from kernel.gfx950.operands import EXEC, VCC, Operand
 from kernel.gfx950.wave import LaneMask, Wave
@@ -16,14 +17,14 @@ from kernel.gfx950.wave import LaneMask, Wave
 _FALSE, _TRUE = np.zeros(64, np.bool_), np.ones(64, np.bool_)
 
 _INTEGER: dict[str, Callable[[Value, Value], Value]] = {
-    "f": lambda a, b: _FALSE,
+    "f": lambda _a, _b: _FALSE,
     "lt": np.less,
     "eq": np.equal,
     "le": np.less_equal,
     "gt": np.greater,
     "ne": np.not_equal,
     "ge": np.greater_equal,
-    "t": lambda a, b: _TRUE,
+    "t": lambda _a, _b: _TRUE,
 }
 
 
@@ -32,7 +33,7 @@ def _unordered(a: Value, b: Value) -> Value:
 
 
 _FLOAT: dict[str, Callable[[Value, Value], Value]] = {
-    "f": lambda a, b: _FALSE,
+    "f": lambda _a, _b: _FALSE,
     "lt": np.less,
     "eq": np.equal,
     "le": np.less_equal,
@@ -47,7 +48,7 @@ _FLOAT: dict[str, Callable[[Value, Value], Value]] = {
     "nle": lambda a, b: ~(a <= b),
     "neq": np.not_equal,
     "nlt": lambda a, b: ~(a < b),
-    "tru": lambda a, b: _TRUE,
+    "tru": lambda _a, _b: _TRUE,
 }
 _KINDS = {"i32": "i", "u32": "u", "f32": "f", "i64": "I", "u64": "U", "i16": "k", "u16": "h"}
 
@@ -84,7 +85,8 @@ def _compare(form: Form) -> Step:
 
 
 def _select(form: Form) -> Step:
-    """v_cndmask_b32: the second source where the mask is set. An undefined value that is picked stays undefined."""
+    """v_cndmask_b32: the second source where the mask is set. An undefined value that is picked stays
+    undefined."""
     form.allow_encoding()
     operands = form.operands(4) if form.instruction.encoding != "e32" else form.operands(3, 4)
     register = form.vector(operands[0])
@@ -92,7 +94,7 @@ def _select(form: Form) -> Step:
     if mask_operand is not None and (mask_operand.kind != "scalar" or mask_operand.count != 2):
         raise UnsupportedInstructionError(f"operand {mask_operand.text} is no lane mask")
     mask_register = VCC if mask_operand is None else mask_operand.index
-    sources = []
+    sources: list[tuple[int, ValueSource | None]] = []
     for operand in operands[1:3]:
         if operand.kind == "vector" and not operand.modified:
             sources.append((form.vector(operand), None))
@@ -102,7 +104,7 @@ def _select(form: Form) -> Step:
     (no_register, no_source), (yes_register, yes_source) = sources
     put = write32(register, "u")
 
-    def value(wave: Wave, of: int, read: Any) -> Value:
+    def value(wave: Wave, of: int, read: ValueSource | None) -> Value:
         return wave.u32[of] if read is None else np.asarray(read(wave)).view(np.uint32)
 
     def step(wave: Wave) -> None:
@@ -110,7 +112,9 @@ def _select(form: Form) -> Step:
         result = np.where(mask, value(wave, yes_register, yes_source), value(wave, no_register, no_source))
         states = wave.vector_states
         if (no_register >= 0 and states[no_register]) or (yes_register >= 0 and states[yes_register]):
-            wave.add_taint(~np.where(mask, _lanes_defined(wave, yes_register), _lanes_defined(wave, no_register)))
+            wave.add_taint(
+                ~np.where(mask, _lanes_defined(wave, yes_register), _lanes_defined(wave, no_register))
+            )
         put(wave, result)
 
     return step
@@ -122,7 +126,8 @@ def _lanes_defined(wave: Wave, register: int) -> LaneMask:
 
 
 def _carry(form: Form) -> Step:
-    """v_add_co_u32 and its relatives: destination, carry out, two sources, and a carry in for addc, subb, subbrev."""
+    """v_add_co_u32 and its relatives: destination, carry out, two sources, and a carry in for addc, subb,
+    subbrev."""
     kind = form.mnemonic.removeprefix("v_").removesuffix("_co_u32")
     takes_carry = kind in ("addc", "subb", "subbrev")
     operands = form.operands(5 if takes_carry else 4)
@@ -161,10 +166,7 @@ def _wide_multiply_add(form: Form) -> Step:
         product = np.asarray(first(wave)).astype(wide) * np.asarray(second(wave)).astype(wide)
         addend = np.asarray(third(wave))
         total = np.broadcast_to(product + addend, 64)
-        if signed:
-            over = ((product ^ total) & (addend ^ total)) < 0
-        else:
-            over = total < product
+        over = ((product ^ total) & (addend ^ total)) < 0 if signed else total < product
         put(wave, total)
         wave.set_mask(carry_out, np.broadcast_to(over, 64))
 

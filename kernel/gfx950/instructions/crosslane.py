@@ -1,4 +1,5 @@
-"""Vector instructions that move values between lanes or between register files. Undefined values may be moved."""
+"""Vector instructions that move values between lanes or between register files. Undefined values may be
+moved."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, Step, write32
-from kernel.gfx950.instructions.valu import count_ones
+from kernel.gfx950.instructions.bits import count_ones
 from kernel.gfx950.wave import Wave
 
 _LANES = np.arange(64)
@@ -29,7 +30,7 @@ def _read_lane(form: Form) -> Step:
     operands = form.operands(2 if first else 3)
     destination = form.scalar_destination(operands[0], 1)
     register = form.vector(operands[1], accumulator=None)
-    chosen = (lambda wave: 0) if first else form.scalar_source(operands[2])
+    chosen = (lambda _wave: 0) if first else form.scalar_source(operands[2])
 
     def step(wave: Wave) -> None:
         lane = _first_lane(wave) if first else chosen(wave) & 63
@@ -46,15 +47,16 @@ def _write_lane(form: Form) -> Step:
     register, source, chosen = form.vector(destination), form.scalar_source(a), form.scalar_source(lane)
 
     def step(wave: Wave) -> None:
-        lanes = _LANES == (chosen(wave) & 63)
+        lanes = np.equal(_LANES, chosen(wave) & 63)
         wave.move(register, np.full(64, source(wave), np.uint32), None, lanes)
 
     return step
 
 
 def _permlane_swap(form: Form) -> Step:
-    """v_permlane32_swap and v_permlane16_swap: the upper lanes (odd rows) of the first register change places with
-    the lower lanes (even rows) of the second. What they do under a partial exec is not implemented."""
+    """v_permlane32_swap and v_permlane16_swap: the upper lanes (odd rows) of the first register change
+    places with the lower lanes (even rows) of the second. What they do under a partial exec is not
+    implemented."""
     upper, lower = _32 if form.mnemonic == "v_permlane32_swap_b32" else _16
     a, b = form.operands(2)
     first, second = form.vector(a), form.vector(b)
@@ -119,7 +121,8 @@ def _accumulator_move(form: Form) -> Step:
 
 
 def _count_below(form: Form) -> Step:
-    """v_mbcnt_lo/hi_u32_b32: how many bits of the mask belong to lanes below this one, added to the second source."""
+    """v_mbcnt_lo/hi_u32_b32: how many bits of the mask belong to lanes below this one, added to the second
+    source."""
     below = _MASK_LOW if form.mnemonic == "v_mbcnt_lo_u32_b32" else _MASK_HIGH
     destination, a, b = form.operands(3)
     register, mask, base = form.vector(destination), form.source(a, "u"), form.source(b, "u")

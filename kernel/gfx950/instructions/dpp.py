@@ -1,7 +1,7 @@
 """Data-parallel primitives: the first source comes from another lane of the wave (LLVM AMDGPU guide, "DPP").
 
-A lane whose source lane does not exist or is inactive reads 0 under ``bound_ctrl``, and is not written without it.
-``row_mask`` and ``bank_mask`` leave whole rows of 16 and banks of 4 lanes unwritten.
+A lane whose source lane does not exist or is inactive reads 0 under ``bound_ctrl``, and is not written
+without it. ``row_mask`` and ``bank_mask`` leave whole rows of 16 and banks of 4 lanes unwritten.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from kernel.gfx950.wave import LaneMask, Wave
 _LANES = np.arange(64)
 _ROW, _IN_ROW = _LANES & ~15, _LANES & 15
 _CONTROLS = (
-    "quad_perm", "row_shl", "row_shr", "row_ror", "row_mirror", "row_half_mirror", "row_bcast", "row_newbcast",
-    "wave_shl", "wave_shr", "wave_rol", "wave_ror",
+    "quad_perm", "row_shl", "row_shr", "row_ror", "row_mirror", "row_half_mirror", "row_bcast",
+    "row_newbcast", "wave_shl", "wave_shr", "wave_rol", "wave_ror",
 )  # fmt: skip
 
 
@@ -40,7 +40,12 @@ def lane_map(form: Form) -> tuple[npt.NDArray[np.intp], LaneMask]:
         return _ROW + 15 - _IN_ROW, everywhere
     if form.flag("row_half_mirror"):
         return (_LANES & ~7) + 7 - (_LANES & 7), everywhere
-    for name, low, high in (("row_shl", 1, 15), ("row_shr", 1, 15), ("row_ror", 1, 15), ("row_newbcast", 0, 15)):
+    for name, low, high in (
+        ("row_shl", 1, 15),
+        ("row_shr", 1, 15),
+        ("row_ror", 1, 15),
+        ("row_newbcast", 0, 15),
+    ):
         if form.has(name):
             count = form.number(name)
             if not low <= count <= high:

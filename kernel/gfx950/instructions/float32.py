@@ -1,8 +1,8 @@
 """IEEE single-precision arithmetic of the vector ALU on whole registers: NaN, signed zero and rounding rules.
 
-The mode is the one the metadata is checked for: round to nearest even, denormals kept, ``ieee_mode`` on, so that a
-signalling NaN operand gives a quiet NaN. Which NaN payload comes out of an operation is not promised by the ISA in
-all cases; here it is the first NaN operand, quieted.
+The mode is the one the metadata is checked for: round to nearest even, denormals kept, ``ieee_mode`` on, so
+that a signalling NaN operand gives a quiet NaN. Which NaN payload comes out of an operation is not promised
+by the ISA in all cases; here it is the first NaN operand, quieted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def _bits(value: Lanes) -> npt.NDArray[np.uint32]:
 
 def _signalling(value: Lanes) -> npt.NDArray[np.bool_]:
     bits = _bits(value)
-    return ((bits & _MAGNITUDE) > _EXPONENT) & ((bits & _QUIET) == 0)
+    found: npt.NDArray[np.bool_] = ((bits & _MAGNITUDE) > _EXPONENT) & ((bits & _QUIET) == 0)
+    return found
 
 
 def quiet(value: Lanes) -> Lanes:
@@ -74,8 +75,8 @@ def median3(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
 def fused_multiply_add(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """a * b + c rounded once.
 
-    The product is exact in double. The sum is rounded to odd there (Boldo and Melquiond, "Emulation of FMA and
-    correctly rounded sums", 2008), after which rounding to single gives the correctly rounded result.
+    The product is exact in double. The sum is rounded to odd there (Boldo and Melquiond, "Emulation of FMA
+    and correctly rounded sums", 2008), after which rounding to single gives the correctly rounded result.
     """
     product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
     addend = np.asarray(c, np.float64)

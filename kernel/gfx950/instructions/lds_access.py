@@ -1,7 +1,7 @@
 """LDS reads and writes (``ds_``). They finish in order, and ``lgkmcnt`` counts them.
 
-The data moves at the issue, which no correct program can tell from later: until the covering wait the registers are
-refused, and LDS bytes are ordered by the race rules.
+The data moves at the issue, which no correct program can tell from later: until the covering wait the
+registers are refused, and LDS bytes are ordered by the race rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def _lanes(wave: Wave) -> npt.NDArray[np.intp]:
     return np.flatnonzero(wave.lanes)
 
 
-def _count_conflicts(wave: Wave, line: int, addresses: Addresses, lanes: npt.NDArray[np.intp], size: int) -> None:
+def _count_conflicts(
+    wave: Wave, line: int, addresses: Addresses, lanes: npt.NDArray[np.intp], size: int
+) -> None:
     conflicts = wave.machine.bank_conflicts
     if conflicts is not None:
         seen, extra = conflicts.get(line, (0, 0))
@@ -101,10 +103,13 @@ def _read(form: Form) -> Step:
 
 def _gather(wave: Wave, addresses: Addresses, size: int) -> npt.NDArray[np.uint32]:
     lds = wave.lds
+    values: npt.NDArray[np.uint32]
     if size >= 4:
-        return lds.words[(addresses >> 2)[None, :] + np.arange(size // 4)[:, None]]
-    parts = lds.bytes[addresses[None, :] + np.arange(size)[:, None]].astype(np.uint32)
-    return (parts[0] if size == 1 else parts[0] | parts[1] << np.uint32(8))[None, :]
+        values = lds.words[(addresses >> 2)[None, :] + np.arange(size // 4)[:, None]]
+    else:
+        parts = lds.bytes[addresses[None, :] + np.arange(size)[:, None]].astype(np.uint32)
+        values = (parts[0] if size == 1 else parts[0] | parts[1] << np.uint32(8))[None, :]
+    return values
 
 
 def _write(form: Form) -> Step:

@@ -5,9 +5,10 @@
     lane l, second operand: column l % 16 of B (128 x 16), rows as the columns of A
     lane l, result:         D[4 g + i][l % 16] in register i of 4
 
-A and B spread k over lanes alike, so a product does not show how k is spread. Products of 8-bit floats and their sums
-are exact in double, to which C is added; the sum is rounded to single once. The device's order of summation is not
-documented, so results agree bit for bit where every partial sum is exact in single precision.
+A and B spread k over lanes alike, so a product does not show how k is spread. Products of 8-bit floats and
+their sums are exact in double, to which C is added; the sum is rounded to single once. The device's order
+of summation is not documented, so results agree bit for bit where every partial sum is exact in single
+precision.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from kernel.gfx950.form import Builder, Form, Step
 from kernel.gfx950.wave import DEFINED, Wave
 
 _FORMATS: dict[int, Any] = {0: ml_dtypes.float8_e4m3fn, 1: ml_dtypes.float8_e5m2}
-"""cbsz (first operand) and blgp (second operand): 0 is E4M3, 1 is E5M2; 2, 3 and 4 are 6- and 4-bit formats."""
+"""cbsz (first operand) and blgp (second operand): 0 is E4M3, 1 is E5M2; 2, 3 and 4 are 6- and 4-bit
+formats."""
 _VALUES = {
     code: np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64) for code, dtype in _FORMATS.items()
 }
@@ -64,7 +66,9 @@ def _matrix_multiply(form: Form) -> Step:
     formats = (form.number("cbsz"), form.number("blgp"))
     for code in formats:
         if code not in _FORMATS:
-            raise UnsupportedInstructionError(f"{form.mnemonic} with operand format {code}: only 8-bit formats are")
+            raise UnsupportedInstructionError(
+                f"{form.mnemonic} with operand format {code}: only 8-bit formats are"
+            )
     result = form.vector(destination, 4, accumulator=None)
     first, second = form.vector(a, 8, accumulator=None), form.vector(b, 8, accumulator=None)
     left, right = _OperandCache(_VALUES[formats[0]]), _OperandCache(_VALUES[formats[1]])

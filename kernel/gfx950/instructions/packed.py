@@ -1,4 +1,5 @@
-"""Packed instructions: two single-precision values in a register pair, or two 16-bit integers in one register."""
+"""Packed instructions: two single-precision values in a register pair, or two 16-bit integers in one
+register."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def _part(form: Form, operand: Operand, high: int, negate: int) -> ValueSource:
     form.plain(operand)
     if operand.is_constant:
         if high:
-            raise UnsupportedInstructionError(f"operand {operand.text}: the high half of a constant; clear op_sel_hi")
+            raise UnsupportedInstructionError(
+                f"operand {operand.text}: the high half of a constant; clear op_sel_hi"
+            )
         whole = form.source(operand, "u")
     elif operand.count == 2 and operand.is_register and not operand.is_accumulator:
         whole = form.source(Operand(operand.kind, operand.text, operand.index + high), "u")
@@ -89,7 +92,9 @@ def _half_pair(form: Form) -> Step:
     destination, a, b = form.operands(3)
     for operand in (a, b):
         if operand.is_constant and operand.number != 0:
-            raise UnsupportedInstructionError(f"operand {operand.text}: a constant of a packed 16-bit instruction")
+            raise UnsupportedInstructionError(
+                f"operand {operand.text}: a constant of a packed 16-bit instruction"
+            )
     register, first, second = form.vector(destination), form.source(a, "u"), form.source(b, "u")
     put = write32(register, "u")
     dtype = np.uint16 if letter == "u" else np.int16

@@ -34,7 +34,9 @@ def sdwa_source(form: Form, operand: Operand, at: int, letter: str) -> ValueSour
     """Source number ``at`` (0 or 1) with its selection."""
     start, bits = _selection(form, f"src{at}_sel")
     if operand.is_accumulator or not operand.is_register:
-        raise UnsupportedInstructionError(f"operand {operand.text}: an sdwa source is a vector or scalar register")
+        raise UnsupportedInstructionError(
+            f"operand {operand.text}: an sdwa source is a vector or scalar register"
+        )
     if operand.negate or operand.absolute or letter not in ("u", "i") or (operand.sign_extend and bits == 32):
         raise UnsupportedInstructionError(f"{form.mnemonic} in the sdwa encoding with operand {operand.text}")
     plain = Operand(operand.kind, operand.text, operand.index, operand.count)

@@ -1,19 +1,20 @@
 """Vector arithmetic of one result register (or pair): a table of operations and the builder they share.
 
-An operation states the types of its sources and of its result by letter (see ``form.TypeLetter``). DPP, SDWA, float
-source modifiers and clamp are handled here once, for all of them.
+An operation states the types of its sources and of its result by letter (see ``form.TypeLetter``). DPP,
+SDWA, float source modifiers and clamp are handled here once, for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, write32, write64
+from kernel.gfx950.instructions import bits
 from kernel.gfx950.instructions import float32 as ieee
 from kernel.gfx950.instructions.dpp import dpp_step, is_dpp
 from kernel.gfx950.instructions.sdwa import sdwa_step
@@ -22,7 +23,6 @@ from kernel.gfx950.wave import Wave
 U32, U64 = np.uint32, np.uint64
 _31, _63 = np.uint32(31), np.uint32(63)
 _24 = np.uint32(0xFFFFFF)
-_SIXTEENS = np.arange(0, 64 * 16, 16)[:, None]
 
 
 @dataclass(frozen=True)
@@ -32,98 +32,6 @@ class Operation:
     sources: str
     result: str
     function: Callable[..., Value]
-
-
-def _wide(a: Value) -> Value:
-    return np.asarray(a).astype(U64)
-
-
-def _signed24(a: Value) -> Value:
-    return ((np.asarray(a).view(U32) << U32(8)).view(np.int32) >> 8).astype(np.int64)
-
-
-def _byte_permute(a: Value, b: Value, selector: Value) -> Value:
-    """V_PERM_B32: selectors 0-3 pick a byte of b, 4-7 of a, 8-11 a replicated sign, 12 is 0x00, above 0xFF."""
-    choices = np.empty((64, 16), np.uint8)
-    words = choices.view(U32)
-    words[:, 0], words[:, 1] = b, a
-    pick = np.empty(64, U32)
-    pick[:] = selector
-    if np.count_nonzero(pick & U32(0xF8F8F8F8)):
-        # 8 and 9 are the signs of b's halves, 10 and 11 those of a's
-        choices[:, 8:12] = (choices[:, 1:8:2].view(np.int8) >> 7).view(np.uint8)
-        choices[:, 12], choices[:, 13] = 0, 0xFF
-        pick = np.minimum(pick.view(np.uint8), np.uint8(13)).view(U32)
-    cells = pick.view(np.uint8).reshape(64, 4) + _SIXTEENS
-    return choices.reshape(-1).take(cells).view(U32)[:, 0]
-
-
-def _bit_field_unsigned(a: Value, at: Value, width: Value) -> Value:
-    return (a >> (at & _31)) & ((U32(1) << (width & _31)) - U32(1))
-
-
-def _bit_field_signed(a: Value, at: Value, width: Value) -> Value:
-    start = (at & U32(31)).astype(np.int64)
-    count = np.minimum((width & U32(31)).astype(np.int64), 32 - start)
-    part = (np.asarray(a).astype(np.int64) & 0xFFFFFFFF) >> start & ((np.int64(1) << count) - 1)
-    sign = np.where(count > 0, np.int64(1) << np.maximum(count - 1, 0), 0)
-    return ((part ^ sign) - sign).astype(np.int32)
-
-
-def _reverse_bits(a: Value) -> Value:
-    value: Value = np.asarray(a, U32)
-    for shift, mask in ((1, 0x55555555), (2, 0x33333333), (4, 0x0F0F0F0F), (8, 0x00FF00FF)):
-        value = ((value >> U32(shift)) & U32(mask)) | ((value & U32(mask)) << U32(shift))
-    return (value >> U32(16)) | (value << U32(16))
-
-
-def count_ones(a: Value) -> Value:
-    value: Value = np.asarray(a, U32)
-    value = value - ((value >> U32(1)) & U32(0x55555555))
-    value = (value & U32(0x33333333)) + ((value >> U32(2)) & U32(0x33333333))
-    return ((value + (value >> U32(4)) & U32(0x0F0F0F0F)) * U32(0x01010101)) >> U32(24)
-
-
-def _leading_zeros(a: Value) -> Value:
-    """V_FFBH_U32: 0xFFFFFFFF where no bit is set."""
-    value = np.asarray(a, U32)
-    _, exponent = np.frexp(value.astype(np.float64))
-    return np.where(value == 0, U32(0xFFFFFFFF), (32 - exponent).astype(U32))
-
-
-def _trailing_zeros(a: Value) -> Value:
-    """V_FFBL_B32: 0xFFFFFFFF where no bit is set."""
-    value = np.asarray(a, U32)
-    lowest = value & (~value + U32(1))
-    return np.where(value == 0, U32(0xFFFFFFFF), count_ones(lowest - U32(1)))
-
-
-def _median(a: Value, b: Value, c: Value) -> Value:
-    return np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
-
-
-def _shift64(shift: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
-    return lambda amount, a: shift(a, (amount & _63).astype(a.dtype))
-
-
-def _scaled(a: Value, exponent: Value) -> Value:
-    return np.ldexp(np.asarray(a, np.float32), np.clip(np.asarray(exponent), -400, 400))
-
-
-def _bfloat16_pair(a: Value, b: Value) -> Value:
-    """Round to nearest even; the first source goes to the low half."""
-
-    def one(x: Value) -> Value:
-        bits = np.asarray(x, np.float32).view(U32)
-        rounded = (bits + U32(0x7FFF) + ((bits >> U32(16)) & U32(1))) >> U32(16)
-        return np.where(np.isnan(x), (bits >> U32(16)) | U32(0x40), rounded)
-
-    return one(a) | (one(b) << U32(16))
-
-
-def _half_result(a: Value) -> Value:
-    """A 16-bit result: gfx9 clears the upper half of the register."""
-    return np.asarray(a).view(np.uint16).astype(U32)
 
 
 _UINT = {
@@ -138,15 +46,15 @@ _UINT = {
     "v_subrev_u32": Operation("uu", "u", lambda a, b: b - a),
     "v_add3_u32": Operation("uuu", "u", lambda a, b, c: a + b + c),
     "v_mul_lo_u32": Operation("uu", "u", lambda a, b: a * b),
-    "v_mul_hi_u32": Operation("uu", "u", lambda a, b: (_wide(a) * _wide(b) >> U64(32)).astype(U32)),
+    "v_mul_hi_u32": Operation("uu", "u", bits.multiply_high),
     "v_mul_u32_u24": Operation("uu", "u", lambda a, b: (a & _24) * (b & _24)),
-    "v_mul_hi_u32_u24": Operation("uu", "u", lambda a, b: (_wide(a & _24) * _wide(b & _24) >> U64(32)).astype(U32)),
+    "v_mul_hi_u32_u24": Operation("uu", "u", lambda a, b: bits.multiply_high(a & _24, b & _24)),
     "v_mad_u32_u24": Operation("uuu", "u", lambda a, b, c: (a & _24) * (b & _24) + c),
     "v_min_u32": Operation("uu", "u", np.minimum),
     "v_max_u32": Operation("uu", "u", np.maximum),
     "v_min3_u32": Operation("uuu", "u", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_max3_u32": Operation("uuu", "u", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "v_med3_u32": Operation("uuu", "u", _median),
+    "v_med3_u32": Operation("uuu", "u", bits.median),
     "v_lshlrev_b32": Operation("uu", "u", lambda a, b: b << (a & _31)),
     "v_lshrrev_b32": Operation("uu", "u", lambda a, b: b >> (a & _31)),
     "v_and_or_b32": Operation("uuu", "u", lambda a, b, c: (a & b) | c),
@@ -156,19 +64,15 @@ _UINT = {
     "v_add_lshl_u32": Operation("uuu", "u", lambda a, b, c: (a + b) << (c & _31)),
     "v_xad_u32": Operation("uuu", "u", lambda a, b, c: (a ^ b) + c),
     "v_bfi_b32": Operation("uuu", "u", lambda a, b, c: (a & b) | (~a & c)),
-    "v_bfe_u32": Operation("uuu", "u", _bit_field_unsigned),
+    "v_bfe_u32": Operation("uuu", "u", bits.bit_field_unsigned),
     "v_bfm_b32": Operation("uu", "u", lambda a, b: ((U32(1) << (a & _31)) - U32(1)) << (b & _31)),
-    "v_perm_b32": Operation("uuu", "u", _byte_permute),
-    "v_alignbit_b32": Operation(
-        "uuu", "u", lambda a, b, c: (((_wide(a) << U64(32)) | _wide(b)) >> _wide(c & _31)).astype(U32)
-    ),
-    "v_alignbyte_b32": Operation(
-        "uuu", "u", lambda a, b, c: (((_wide(a) << U64(32)) | _wide(b)) >> (_wide(c & U32(3)) * U64(8))).astype(U32)
-    ),
-    "v_bfrev_b32": Operation("u", "u", _reverse_bits),
-    "v_bcnt_u32_b32": Operation("uu", "u", lambda a, b: count_ones(a) + b),
-    "v_ffbh_u32": Operation("u", "u", _leading_zeros),
-    "v_ffbl_b32": Operation("u", "u", _trailing_zeros),
+    "v_perm_b32": Operation("uuu", "u", bits.byte_permute),
+    "v_alignbit_b32": Operation("uuu", "u", lambda a, b, c: bits.funnel_shift(a, b, c & _31)),
+    "v_alignbyte_b32": Operation("uuu", "u", lambda a, b, c: bits.funnel_shift(a, b, (c & U32(3)) << U32(3))),
+    "v_bfrev_b32": Operation("u", "u", bits.reverse_bits),
+    "v_bcnt_u32_b32": Operation("uu", "u", lambda a, b: bits.count_ones(a) + b),
+    "v_ffbh_u32": Operation("u", "u", bits.leading_zeros),
+    "v_ffbl_b32": Operation("u", "u", bits.trailing_zeros),
 }  # fmt: skip
 
 _INT = {
@@ -177,14 +81,12 @@ _INT = {
     "v_max_i32": Operation("ii", "i", np.maximum),
     "v_min3_i32": Operation("iii", "i", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_max3_i32": Operation("iii", "i", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
-    "v_med3_i32": Operation("iii", "i", _median),
-    "v_bfe_i32": Operation("uuu", "i", _bit_field_signed),
-    "v_mul_hi_i32": Operation(
-        "ii", "i", lambda a, b: (np.asarray(a).astype(np.int64) * np.asarray(b).astype(np.int64) >> 32).astype(np.int32)
-    ),
-    "v_mul_i32_i24": Operation("uu", "i", lambda a, b: (_signed24(a) * _signed24(b)).astype(np.int32)),
+    "v_med3_i32": Operation("iii", "i", bits.median),
+    "v_bfe_i32": Operation("uuu", "i", bits.bit_field_signed),
+    "v_mul_hi_i32": Operation("ii", "i", bits.multiply_high_signed),
+    "v_mul_i32_i24": Operation("uu", "i", bits.multiply_signed24),
     "v_mad_i32_i24": Operation(
-        "uui", "i", lambda a, b, c: (_signed24(a) * _signed24(b)).astype(np.int32) + c
+        "uui", "i", lambda a, b, c: bits.multiply_signed24(a, b) + c
     ),
 }  # fmt: skip
 
@@ -205,7 +107,7 @@ _FLOAT = {
     "v_floor_f32": Operation("f", "f", lambda a: ieee.quiet(np.floor(a))),
     "v_ceil_f32": Operation("f", "f", lambda a: ieee.quiet(np.ceil(a))),
     "v_rndne_f32": Operation("f", "f", lambda a: ieee.quiet(np.rint(a))),
-    "v_ldexp_f32": Operation("fi", "f", _scaled),
+    "v_ldexp_f32": Operation("fi", "f", bits.scaled),
 }
 
 _CONVERT = {
@@ -218,16 +120,18 @@ _CONVERT = {
     "v_cvt_f32_ubyte2": Operation("u", "f", lambda a: np.asarray(a >> U32(16) & U32(255)).astype(np.float32)),
     "v_cvt_f32_ubyte3": Operation("u", "f", lambda a: np.asarray(a >> U32(24)).astype(np.float32)),
     "v_cvt_f32_f16": Operation("h", "f", lambda a: np.asarray(a).view(np.float16).astype(np.float32)),
-    "v_cvt_f16_f32": Operation("f", "u", lambda a: _half_result(np.asarray(a, np.float32).astype(np.float16))),
-    "v_cvt_pk_bf16_f32": Operation("ff", "u", _bfloat16_pair),
+    "v_cvt_f16_f32": Operation(
+        "f", "u", lambda a: bits.half_result(np.asarray(a, np.float32).astype(np.float16))
+    ),
+    "v_cvt_pk_bf16_f32": Operation("ff", "u", bits.bfloat16_pair),
 }
 
 _PAIR = {
     "v_mov_b64": Operation("U", "U", lambda a: a),
-    "v_lshlrev_b64": Operation("uU", "U", _shift64(lambda a, n: a << n)),
-    "v_lshrrev_b64": Operation("uU", "U", _shift64(lambda a, n: a >> n)),
-    "v_ashrrev_i64": Operation("uI", "I", _shift64(lambda a, n: a >> n)),
-    "v_lshl_add_u64": Operation("UuU", "U", lambda a, n, c: (a << _wide(n & U32(7))) + c),
+    "v_lshlrev_b64": Operation("uU", "U", bits.shift64(lambda a, n: a << n)),
+    "v_lshrrev_b64": Operation("uU", "U", bits.shift64(lambda a, n: a >> n)),
+    "v_ashrrev_i64": Operation("uI", "I", bits.shift64(lambda a, n: a >> n)),
+    "v_lshl_add_u64": Operation("UuU", "U", lambda a, n, c: (a << bits.wide(n & U32(7))) + c),
 }
 
 _HALF = {
@@ -266,7 +170,7 @@ def arithmetic(form: Form, operation: Operation) -> Step:
         wide = function
 
         def function(*sources: Value) -> Value:
-            return _half_result(wide(*sources))
+            return bits.half_result(wide(*sources))
 
     letter = "u" if operation.result == "h" else operation.result
     if encoding == "sdwa":
@@ -319,22 +223,22 @@ def _bitop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
     def half(bits: int) -> Callable[[Value, Value], Value]:
         ones = U32(0xFFFFFFFF)
         functions: list[Callable[[Value, Value], Value]] = [
-            lambda b, c: U32(0),
+            lambda _b, _c: U32(0),
             lambda b, c: ~(b | c),
             lambda b, c: ~b & c,
-            lambda b, c: ~b,
+            lambda b, _c: ~b,
             lambda b, c: b & ~c,
-            lambda b, c: ~c,
+            lambda _b, c: ~c,
             lambda b, c: b ^ c,
             lambda b, c: ~(b & c),
             lambda b, c: b & c,
             lambda b, c: ~(b ^ c),
-            lambda b, c: c,
+            lambda _b, c: c,
             lambda b, c: ~b | c,
-            lambda b, c: b,
+            lambda b, _c: b,
             lambda b, c: b | ~c,
             lambda b, c: b | c,
-            lambda b, c: ones,
+            lambda _b, _c: ones,
         ]
         return functions[bits]
 
