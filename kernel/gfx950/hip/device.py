@@ -205,7 +205,7 @@ class SimulatedDevice:
     def _run(self, launch: Launch) -> None:
         name = launch.kernel.decode()
         image = ctypes.string_at(launch.image, launch.image_size)
-        loaded, program = _program(image, name, launch.dynamic_lds)
+        loaded, program = _program(image, name)
         kernel = loaded.kernels[name]
         grid, block = _dimensions(launch.grid), _dimensions(launch.block)
         if kernel.required_block is not None and block != kernel.required_block:
@@ -220,7 +220,7 @@ class SimulatedDevice:
             started = time.perf_counter()
             report = run(
                 program, name, grid=grid, block=block, kernargs=kernargs, memory=memory,
-                schedule=self.schedule, options=self.options,
+                schedule=self.schedule, options=replace(self.options, dynamic_lds_bytes=launch.dynamic_lds),
             )  # fmt: skip
             seconds = time.perf_counter() - started
             self.launches.append(LaunchRecord(name, grid, block, kernargs, loaded.image, report, seconds))
@@ -243,13 +243,12 @@ def simulated_device() -> SimulatedDevice:
 
 
 @functools.lru_cache(maxsize=64)
-def _program(image: bytes, name: str, dynamic_lds: int) -> tuple[code_object.CodeObject, Program]:
+def _program(image: bytes, name: str) -> tuple[code_object.CodeObject, Program]:
     loaded = code_object.parse(image)
     if loaded.target.rpartition("-")[2].partition(":")[0] != ARCHITECTURE:
         raise ValueError(f"code object for {loaded.target}: the simulated device is a {ARCHITECTURE}")
     kernel = loaded.kernels[name]
-    metadata = replace(kernel.metadata, lds_bytes=kernel.metadata.lds_bytes + dynamic_lds)
-    return loaded, parse_program(disassembler.listing(loaded, kernel), {name: metadata})
+    return loaded, parse_program(disassembler.listing(loaded, kernel), {name: kernel.metadata})
 
 
 def _dimensions(array: ctypes.Array[ctypes.c_uint32]) -> tuple[int, int, int]:
