@@ -34,7 +34,7 @@ _LDS_OF_A_CU = 160 * 1024
 @dataclass(frozen=True)
 class RunOptions:
     """``dynamic_lds_bytes`` are added to the kernel's own. ``bank_conflicts`` counts them, ``trace`` keeps
-    each wave's path; ``wave_instruction_limit`` is for one wave."""
+    each wave's path; ``wave_instruction_limit`` is for one wave between two barriers."""
 
     dynamic_lds_bytes: int = 0
     bank_conflicts: bool = False

@@ -104,7 +104,7 @@ def parse_program(text: str, metadata: Mapping[str, KernelMetadata] | None = Non
 class _Reader:
     _ADDRESS = re.compile(r"//\s*([0-9A-F]{8,16}):")
     _LISTING_SYMBOL = re.compile(r"^([0-9a-f]+) <([^>]+)>:$")
-    _LABEL = re.compile(r"^([.\w$]+):\s*$")
+    _LABEL = re.compile(r"^\s*([.\w$]+):\s*$")
     _FUNCTION = re.compile(r"^\s*\.type\s+([.\w$]+),\s*@function", re.M)
     _LISTING_TITLE = re.compile(r"file format elf64|^Disassembly of section")
     _QUIET = re.compile(r"\.(loc|file|cfi_\w+|p2align\w*|set|weak|hidden|globl|type)\b")

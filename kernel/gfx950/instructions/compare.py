@@ -159,15 +159,25 @@ def _wide_multiply_add(form: Form) -> Step:
     destination, carry, a, b, c = form.operands(5)
     register, carry_out = form.vector(destination, 2), _mask_destination(form, carry)
     first, second = form.source(a, "i" if signed else "u"), form.source(b, "i" if signed else "u")
-    third, put = form.source(c, "I" if signed else "U"), write64(register)
+    third = form.source(c, "I" if signed else "U")
+    low, high = write32(register, "u"), write32(register + 1, "u")
+    low_addend = c.index if c.kind == "vector" else -1
     wide: Any = np.int64 if signed else np.uint64
 
     def step(wave: Wave) -> None:
         product = np.asarray(first(wave)).astype(wide) * np.asarray(second(wave)).astype(wide)
+        taint = wave.taint
         addend = np.asarray(third(wave))
         total = np.broadcast_to(product + addend, 64)
         over = ((product ^ total) & (addend ^ total)) < 0 if signed else total < product
-        put(wave, total)
+        bits = total.view(np.uint64)
+        # The low half does not depend on the addend's high half, which compilers leave undefined.
+        all_taint, wave.taint = wave.taint, taint
+        if all_taint is not None and low_addend >= 0:
+            wave.add_taint(~_lanes_defined(wave, low_addend))
+        low(wave, (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32))
+        wave.taint = all_taint
+        high(wave, (bits >> np.uint64(32)).astype(np.uint32))
         wave.set_mask(carry_out, np.broadcast_to(over, 64))
 
     return step

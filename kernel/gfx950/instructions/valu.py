@@ -119,9 +119,9 @@ _CONVERT = {
     "v_cvt_f32_ubyte1": Operation("u", "f", lambda a: np.asarray(a >> U32(8) & U32(255)).astype(np.float32)),
     "v_cvt_f32_ubyte2": Operation("u", "f", lambda a: np.asarray(a >> U32(16) & U32(255)).astype(np.float32)),
     "v_cvt_f32_ubyte3": Operation("u", "f", lambda a: np.asarray(a >> U32(24)).astype(np.float32)),
-    "v_cvt_f32_f16": Operation("h", "f", lambda a: np.asarray(a).view(np.float16).astype(np.float32)),
+    "v_cvt_f32_f16": Operation("h", "f", lambda a: ieee.quiet(np.asarray(a).view(np.float16).astype(np.float32))),
     "v_cvt_f16_f32": Operation(
-        "f", "u", lambda a: bits.half_result(np.asarray(a, np.float32).astype(np.float16))
+        "f", "u", lambda a: bits.half_result(np.asarray(ieee.quiet(a)).astype(np.float16))
     ),
     "v_cvt_pk_bf16_f32": Operation("ff", "u", bits.bfloat16_pair),
 }
