@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, ValueSource, write32, write64
+from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, ValueSource, write32
 from kernel.gfx950.instructions.sdwa import sdwa_source
 from kernel.gfx950.operands import EXEC, VCC, Operand
 from kernel.gfx950.wave import LaneMask, Wave
