@@ -45,8 +45,7 @@ def f32(x: float) -> Value:
     return arith.constant(T.f32, x)
 
 
-# ---- integers and vectors
-# ------------------------------------------------------------------------------------
+# ---- integers and vectors ----
 def minimum(a: Value, b: Value) -> fx.Int32:
     return fx.Int32(arith.minsi(i32(a), i32(b)))
 
@@ -58,6 +57,15 @@ def maximum(a: Value, b: Value) -> fx.Int32:
 def shift_right(a: Value, bits: int) -> fx.Int32:
     """Logical shift: the numbers here are not negative, and LLVM then knows it."""
     return fx.Int32(arith.shrui(i32(a), i32(bits)))
+
+
+def shift_right_signed(a: Value, bits: int) -> fx.Int32:
+    return fx.Int32(arith.shrsi(i32(a), i32(bits)))
+
+
+def as_int32(x: Value) -> fx.Int32:
+    """A 32-bit MLIR value or a Python int as a FlyDSL number."""
+    return fx.Int32(i32(x))
 
 
 def select(condition: Value, a: Value, b: Value) -> Value:
@@ -90,8 +98,7 @@ def as_f32x4(words: Sequence[Value]) -> Value:
     return llvm.BitcastOp(vector_type(4, T.f32), pack(words, T.i32)).result
 
 
-# ---- memory
-# --------------------------------------------------------------------------------------------------
+# ---- memory ----
 def pointer(address: Value, space: int) -> Value:
     return llvm.inttoptr(ir.Type.parse(f"!llvm.ptr<{space}>"), i64(address))
 
@@ -139,8 +146,7 @@ def shared_memory(num_bytes: int) -> Value:
     return fx.SharedAllocator().allocate(fx.Array[fx.Uint8, num_bytes, 16]).peek().ptr.llvm_ptr
 
 
-# ---- arithmetic that LLVM must be told about
-# -------------------------------------------------------------------
+# ---- arithmetic that LLVM must be told about ----
 def max_f32(a: Value, b: Value) -> Value:
     """Maximum that may assume no NaN and ignore zero's sign: else LLVM canonicalises each operand first."""
     return arith.maxnumf(a, b, fastmath=ir.Attribute.parse("#arith.fastmath<nnan,nsz>"))
@@ -175,8 +181,7 @@ def mfma(a: Value, b: Value, start: Value) -> Value:
     return fx.rocdl.mfma_scale_f32_16x16x128_f8f6f4(kind, [a, b, start, 0, 0, 0, 0, 0, 0])
 
 
-# ---- NVFP4
-# -----------------------------------------------------------------------------------------------------
+# ---- NVFP4 ----
 def even_dims(codes: Value, magnitudes: Value) -> Value:
     """E4M3 bytes of the 4 even dims of a code dword: low nibbles."""
     picked = _pick(magnitudes, arith.andi(codes, i32(0x07070707)))
@@ -207,8 +212,7 @@ def _pick(magnitudes: Value, selector: Value) -> Value:
     return permute_bytes(element(magnitudes, 1), element(magnitudes, 0), selector)
 
 
-# ---- order
-# -----------------------------------------------------------------------------------------------------
+# ---- order ----
 def pin(value: Value) -> Value:
     """Fix where a value is computed, at no instruction.
 
@@ -233,8 +237,7 @@ def lds_barrier() -> None:
     llvm.fence(llvm.AtomicOrdering.acquire, syncscope="workgroup")
 
 
-# ---- control
-# ---------------------------------------------------------------------------------------------------
+# ---- control ----
 def for_range(
     first: Value,
     end: Value,

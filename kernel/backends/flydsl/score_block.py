@@ -16,7 +16,7 @@ from flydsl.expr.typing import T
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.device import Value
-from kernel.page import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM
+from kernel.page import CODE_BYTES, HEAD_DIM
 
 HIDE_STEP, HIDE_MOST = 2**23 + 1, 0xCD000000 - 2**32
 """As integers: what a token adds to the mask for each position that it lies after the query, and where that
@@ -32,12 +32,17 @@ StartValue = Callable[[int, int], Value]
 """The accumulators' start value of (M-tile, N-tile)."""
 
 
+def every_tile(_m: int) -> int:
+    """The first N-tile of an M-tile that all of them see."""
+    return 0
+
+
 @dataclass
 class BlockState:
     """A block between its MFMAs and its scores: ``accumulators`` [M-tile][N-tile], ``running`` maxima
     [N-tile]."""
 
-    accumulators: dict[int, list[Value]]
+    accumulators: dict[int, dict[int, Value]]
     running: list[Value]
     scores: list[Value]
 
@@ -82,8 +87,7 @@ class BlockScorer:
         self.code_offset = page_lane * geo.LANE_CODE_BYTES
         self.scale_offset = page_lane * geo.LANE_SCALE_BYTES + CODE_BYTES
 
-    # ---- keys
-    # ------------------------------------------------------------------------------------------------
+    # ---- keys ----
     def dequantise_steps(self, raw: list[Value], slot: Value) -> list[Callable[[], None]]:
         """The dequantisation of this lane's part of a block, as small steps to be spread under MFMAs."""
         codes = [d.element(raw[k // 4], k % 4) for k in range(8)]
@@ -118,35 +122,32 @@ class BlockScorer:
         ]
         return d.concatenate(*columns)
 
-    # ---- one block
-    # -------------------------------------------------------------------------------------------
-    def causal_start(self, block: Value) -> StartValue:
-        """Start values for a block that the diagonal crosses: 0, or hugely negative where the token is after
-        the query.
+    # ---- one block ----
+    def diagonal_masks(self, ahead: fx.Int32) -> list[Value]:
+        """Start values of the two M-tiles that the diagonal of an N-tile crosses.
 
-        Token 16 m + 4 g + i is visible from row n of N-tile nt when
+        With ``ahead`` (0 .. 15) how far the N-tile's first query stands after the M-tile's first token, row n
+        sees token 4 g + i of that M-tile when
 
-            ahead = wave_position - 128 block + n div H - 4 g - i  +  16 (nt - m)  >=  0     (|ahead| <= 254)
+            ahead + n div H - 4 g - i  >=  0
 
-        clamp(ahead * HIDE_STEP, HIDE_MOST, 0) as an integer is 0 or, read as fp32, at most -2^27. Two
-        instructions a value, and one quad serves every tile with the same nt - m. Integers on purpose: float
-        additions would be paired into v_pk_add_f32, which cannot issue beside an MFMA, and float constants
-        would be held in scalar registers.
+        and of the M-tile after it when 16 less is. clamp(that * HIDE_STEP, HIDE_MOST, 0) as an integer is 0
+        or, read as fp32, at most -2^27. Integers on purpose: float additions would be paired into
+        v_pk_add_f32, which cannot issue beside an MFMA.
         """
-        lane_part = d.shift_right(self.row, self.log_heads) - self.quarter * geo.ACCUMULATORS
-        ahead = lane_part + (self.wave_position - block * BLOCK_TOKENS)
-        base = [(ahead - i) * HIDE_STEP for i in range(geo.ACCUMULATORS)]
-        made: dict[int, Value] = {}
+        lane = fx.Int32(d.pin(self.lane))  # else this is computed before the loop and held
+        row = d.shift_right(lane & (geo.MFMA_ROWS - 1), self.log_heads)
+        ahead = ahead + row - d.shift_right(lane, 4) * geo.ACCUMULATORS
+        masks = []
+        for behind in (0, geo.MFMA_ROWS):
+            quad = [(ahead - (i + behind)) * HIDE_STEP for i in range(geo.ACCUMULATORS)]
+            masks.append(d.pin(d.as_f32x4([d.minimum(d.maximum(x, HIDE_MOST), 0) for x in quad])))
+        return masks
 
-        def start(m: int, nt: int) -> Value:
-            diagonal = nt - m
-            if diagonal not in made:
-                step = geo.MFMA_ROWS * diagonal * HIDE_STEP
-                quad = [d.minimum(d.maximum(x + d.i32(step), HIDE_MOST), 0) for x in base]
-                made[diagonal] = d.pin(d.as_f32x4(quad))
-            return made[diagonal]
-
-        return start
+    def diagonal_start(self, ahead: fx.Int32) -> StartValue:
+        """Start values of a block whose first token is ``ahead`` (0 .. 15) before the wave's first query."""
+        masks = self.diagonal_masks(ahead)
+        return lambda m, nt: self.zero if nt > m else masks[m - nt]
 
     def whole_start(self, _m: int, _nt: int) -> Value:
         return self.zero
@@ -188,56 +189,77 @@ class BlockScorer:
         keys: Value,
         raw: list[Value],
         start: StartValue,
-        previous: BlockState | None,
-        late: Callable[[], None] | None,
+        *,
+        previous: BlockState | None = None,
+        late: Callable[[], None] | None = None,
+        first_tile: Callable[[int], int] = every_tile,
     ) -> tuple[BlockState, Value]:
-        """64 MFMAs on the keys in slots[0]; under them the next block's dequantisation into slots[1] and the
+        """MFMAs on the keys in slots[0]; under them the next block's dequantisation into slots[1] and the
         last reduction of the previous block.
 
         Args:
+            slots: LDS offsets of this block's keys and of the next one's.
+            keys: this block's first M-tile.
+            raw: this lane's part of the next block's page.
+            start: the accumulators' start values.
+            previous: the block before, its last M-tile not yet reduced.
             late: runs where the next wait for LDS is farthest away, since a scalar load makes that a full
-            wait.
+                wait.
+            first_tile: the first N-tile that sees a token of an M-tile; those before it are left out.
 
         Returns:
             The block, its last M-tile not yet reduced, and the next block's first M-tile.
         """
         state = BlockState({}, [None] * geo.N_TILES, [None] * geo.REDUCED_ROWS)
+        pairs = [(m, nt) for m in range(geo.M_TILES) for nt in range(first_tile(m), geo.N_TILES)]
         fill = self.dequantise_steps(raw, slots[1])
+        fill_under = sum(m < FILL_TILES for m, _ in pairs)
         filled = 0
-        for m in range(geo.M_TILES):
-            last = m == geo.M_TILES - 1
-            if last:
-                # Every wave holds its last tile of this block and has written its part of the next one.
-                d.lds_barrier()
-                d.fence()
-            following = self.read_keys(slots[1], 0) if last else self.read_keys(slots[0], m + 1)
-            if last and late is not None:
-                late()
-            keys = d.pin(keys)
-            state.accumulators[m] = [None] * geo.N_TILES
-            tail = self._cross_lane_steps(previous) if previous is not None and m == 1 else []
-            for nt in range(geo.N_TILES):
-                behind = (state, m - 1) if m > 0 else (previous, geo.M_TILES - 1)
-                if behind[0] is not None:
-                    self._reduce(behind[0], behind[1], nt)
-                    behind[0].running[nt] = d.pin(behind[0].running[nt])
-                state.accumulators[m][nt] = d.mfma(keys, self.queries[nt], start(m, nt))
-                done = m * geo.N_TILES + nt + 1
-                if done - 1 + LOOK_AHEAD < geo.M_TILES * geo.N_TILES:
-                    start(*divmod(done - 1 + LOOK_AHEAD, geo.N_TILES))
-                if nt < len(tail):
-                    tail[nt]()
-                while filled < len(fill) and filled * FILL_TILES * geo.N_TILES < done * len(fill):
-                    fill[filled]()
-                    filled += 1
-                d.fence()
-            keys = following
-        return state, keys
+        due: list[tuple[BlockState, int, int]] = []
+        if previous is not None:
+            due = [(previous, geo.M_TILES - 1, nt) for nt in sorted(previous.accumulators[geo.M_TILES - 1])]
+        following = keys
+        for done, (m, nt) in enumerate(pairs, start=1):
+            if nt == first_tile(m):
+                keys = following
+                last = m == geo.M_TILES - 1
+                if last:
+                    # Every wave holds its last tile of this block and has written its part of the next one.
+                    d.lds_barrier()
+                    d.fence()
+                following = self.read_keys(slots[1], 0) if last else self.read_keys(slots[0], m + 1)
+                if last and late is not None:
+                    late()
+                keys = d.pin(keys)
+                state.accumulators[m] = {}
+                tail = self._cross_lane_steps(previous) if previous is not None and m == 1 else []
+            left = sum(pair[0] == m for pair in pairs[done - 1 :])
+            for _ in range(-(-len(due) // left)):
+                of, tile, row_tile = due.pop(0)
+                self._reduce(of, tile, row_tile)
+                of.running[row_tile] = d.pin(of.running[row_tile])
+            state.accumulators[m][nt] = d.mfma(keys, self.queries[nt], start(m, nt))
+            if done - 1 + LOOK_AHEAD < len(pairs):
+                start(*pairs[done - 1 + LOOK_AHEAD])
+            if tail:
+                tail.pop(0)()
+            while filled < len(fill) and filled * fill_under < done * len(fill):
+                fill[filled]()
+                filled += 1
+            d.fence()
+            if left == 1:
+                due = [(state, m, column) for column in sorted(state.accumulators[m])]
+        return state, following
 
-    def finish(self, state: BlockState) -> list[Value]:
-        """The reduction that :meth:`score` leaves to the next block, and the scores of this lane's rows."""
-        for nt in range(geo.N_TILES):
-            self._reduce(state, geo.M_TILES - 1, nt)
+    def across_lanes(self, running: list[Value]) -> list[Value]:
+        """The scores of this lane's rows from each lane's maxima."""
+        state = BlockState({}, running, [None] * geo.REDUCED_ROWS)
         for step in self._cross_lane_steps(state):
             step()
         return state.scores
+
+    def finish(self, state: BlockState) -> list[Value]:
+        """The reduction that :meth:`score` leaves to the next block, and the scores of this lane's rows."""
+        for nt in sorted(state.accumulators[geo.M_TILES - 1]):
+            self._reduce(state, geo.M_TILES - 1, nt)
+        return self.across_lanes(state.running)

@@ -12,7 +12,8 @@ from flydsl.expr.typing import T
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.device import Value
-from kernel.backends.flydsl.score_block import BlockScorer, StartValue
+from kernel.backends.flydsl.score_block import BlockScorer, StartValue, every_tile
+from kernel.backends.flydsl.score_diagonal import score_unaligned_diagonal
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.page import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS
@@ -89,12 +90,12 @@ class ItemScorer:
         self.plain_end = d.minimum(
             d.shift_right(self.position + 1, 7), d.shift_right(self.position, 7) + 1 - arguments.local_blocks
         )
+        self.aligned = (self.position & (BLOCK_TOKENS - 1)) == 0
         self.minus_infinity = d.f32(float("-inf"))
         self.block = BlockScorer(self.log_heads, self.wave, self.lane, self.wave_position)
         self._place_rows()
 
-    # ---- addresses
-    # -------------------------------------------------------------------------------------------
+    # ---- addresses ----
     def _place_rows(self) -> None:
         """Where the scores of this lane's rows go: after the reduction it holds N-tiles lane // 16 and 4 +
         lane // 16."""
@@ -118,8 +119,7 @@ class ItemScorer:
         cell = cell + d.wide(self.first_token + token) * args.maxima_token_stride
         return d.offset(d.pointer(args.maxima, d.GLOBAL), cell * 4)
 
-    # ---- queries and pages
-    # -----------------------------------------------------------------------------------
+    # ---- queries and pages ----
     def _load_queries(self) -> list[list[Value]]:
         """For each N-tile the two columns of this lane's row; rows past the end repeat the last token."""
         columns = []
@@ -155,6 +155,9 @@ class ItemScorer:
         d.fence()
         columns = self._load_queries()
         d.fence()
+        # The LUT holds magnitudes; the sign bit of a scale byte, the upper half of the entries, goes in here.
+        signs = d.shift_right(self.thread, 7) * d.as_int32(0x80808080)
+        entry = d.pack([fx.Int32(d.element(entry, k)) ^ signs for k in range(2)], T.i32)
         d.store(entry, d.offset(self.block.lds, lut_offset + geo.LUT_AT), geo.LUT_ENTRY_BYTES)
         d.lds_barrier()
         for step in self.block.dequantise_steps(raw, 0):
@@ -166,8 +169,7 @@ class ItemScorer:
         ]
         return Carried(next_raw, page_ids, keys, [self.minus_infinity] * geo.REDUCED_ROWS)
 
-    # ---- four blocks
-    # -----------------------------------------------------------------------------------------
+    # ---- four blocks ----
     def _plain_group(self, block: Value, carried: Carried) -> Carried:
         """Four blocks that every row sees whole, without sentinels."""
         page_ids: list[Value] = []
@@ -181,10 +183,12 @@ class ItemScorer:
             ahead = self._load_page(carried.page_ids[k])
             slots = (k % 2 * geo.SLOT_BYTES, (k + 1) % 2 * geo.SLOT_BYTES)
             late = fetch_ids if k == 0 else None
-            previous, keys = self.block.score(slots, keys, raw, self.block.whole_start, previous, late)
+            previous, keys = self.block.score(
+                slots, keys, raw, self.block.whole_start, previous=previous, late=late
+            )
             states.append(previous)
             raw = ahead
-        self.block.finish(states[-1])
+        states[-1].scores = self.block.finish(states[-1])
         scores = [[state.scores[j] for state in states] for j in range(geo.REDUCED_ROWS)]
         left = Carried(raw, page_ids, keys, carried.maxima)
         return self._leave_group(scores, left, lambda: self._store_scores(block, scores))
@@ -206,13 +210,32 @@ class ItemScorer:
             def next_page_id() -> Value:
                 return self._page_id(b + (STORE_BLOCKS + 2))
 
-            def seen(start: StartValue) -> list[Value]:
+            def seen(start: StartValue, first_tile: Callable[[int], int] = every_tile) -> list[Value]:
                 ids: list[Value] = []
                 pinned = [d.pin(x) for x in raw]
                 state, after = self.block.score(
-                    (current, following), keys, pinned, start, None, lambda: ids.append(next_page_id())
+                    (current, following),
+                    keys,
+                    pinned,
+                    start,
+                    late=lambda: ids.append(next_page_id()),
+                    first_tile=first_tile,
                 )
                 return [*self.block.finish(state), *ids, after]
+
+            def unaligned() -> list[Value]:
+                page_id = next_page_id()
+                pinned = [d.pin(x) for x in raw]
+                highest, after = score_unaligned_diagonal(self.block, (current, following), keys, pinned, b)
+                return [*highest, page_id, after]
+
+            def diagonal() -> list[Value]:
+                return d.if_else(
+                    self.aligned,
+                    types,
+                    lambda: seen(self.block.diagonal_start(self.wave_position & 15), lambda m: max(m - 1, 0)),
+                    unaligned,
+                )
 
             def later() -> list[Value]:
                 """After all of this wave's rows: only its part of the next block's keys is due."""
@@ -231,9 +254,7 @@ class ItemScorer:
                 b * BLOCK_TOKENS + (BLOCK_TOKENS - 1) <= self.wave_position,
                 types,
                 lambda: seen(self.block.whole_start),
-                lambda: d.if_else(
-                    b * BLOCK_TOKENS <= wave_last, types, lambda: seen(self.block.causal_start(b)), later
-                ),
+                lambda: d.if_else(b * BLOCK_TOKENS <= wave_last, types, diagonal, later),
             )
             for j in range(geo.REDUCED_ROWS):
                 score = self._with_sentinels(highest[j], b, num_blocks[j])
@@ -294,8 +315,7 @@ class ItemScorer:
             d.if_then(live, lambda row=row, at=at: d.store(row, at, 4))  # type: ignore[misc]
             at = d.offset(at, self.arguments.maxima_token_stride * (4 * 64))
 
-    # ---- the item
-    # --------------------------------------------------------------------------------------------
+    # ---- the item ----
     def run(self) -> None:
         wants_maxima = self.arguments.maxima != 0
 
