@@ -22,7 +22,7 @@ from operator import attrgetter
 
 from kernel.batch import Request
 from kernel.errors import InvalidArgumentError
-from kernel.page import blocks_of
+from kernel.page import BLOCK_TOKENS, blocks_of
 
 TILE_ROWS = 512
 """Query rows of a work item, at most."""
@@ -175,10 +175,19 @@ def _check_widths(
 
 
 def _tiles(requests: Sequence[Request], tokens: int) -> Iterator[_Tile]:
+    """Tiles that start at block boundaries, but for a request's first, where that takes no more tiles.
+
+    There the kernel knows at compile time which products the diagonal leaves out.
+    """
     for request in requests:
-        for first in range(0, request.query_len, tokens):
-            end = min(first + tokens, request.query_len)
+        lead = -request.prefix_len % BLOCK_TOKENS
+        short = lead + (tokens - lead) // BLOCK_TOKENS * BLOCK_TOKENS
+        fewest = -(-request.query_len // tokens)
+        aligned = 0 < short < tokens and 1 - (short - request.query_len) // tokens <= fewest
+        first, end = 0, min(short if aligned else tokens, request.query_len)
+        while first < request.query_len:
             yield _Tile(request, first, end - first, blocks_of(request.prefix_len + end))
+            first, end = end, min(end + tokens, request.query_len)
 
 
 def _segment_blocks(tile_blocks: Sequence[int], slots: int, alignment: int) -> int:

@@ -197,3 +197,21 @@ def test_the_largest_call_fits() -> None:
     assert sum(item.num_tokens * (item.end_block - item.first_block) for item in items) == sum(
         128 * blocks_of(request.prefix_len + first + 128) for first in range(0, 65536, 128)
     )
+
+
+@given(batches(), HEADS, SLOTS)
+def test_tiles_are_as_few_as_can_be(requests: tuple[Request, ...], heads: int, slots: int) -> None:
+    """Aligning tiles to blocks never adds one."""
+    items = plan(requests, heads, slots)
+    tiles = {item.first_token for item in items}
+    assert len(tiles) == sum(-(-request.query_len * heads // TILE_ROWS) for request in requests)
+
+
+@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+def test_tiles_start_at_blocks_where_that_is_free(heads: int) -> None:
+    """A chunk of a prefill behind a prefix that ends inside a block: only its first tile is unaligned."""
+    request = Request(0, 0, 1984, 4992)
+    items = plan((request,), heads, 512)
+    unaligned = {item.first_token for item in items if item.position % 128}
+    assert unaligned == {0}
+    assert request.prefix_len % 128 != 0
