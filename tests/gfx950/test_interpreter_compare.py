@@ -20,7 +20,12 @@ ORDERED: dict[str, Lane] = {
     "gt": lambda a, b: a > b,
     "ge": lambda a, b: a >= b,
 }
-INTEGER: dict[str, Lane] = {**ORDERED, "ne": lambda a, b: a != b, "f": lambda a, b: False, "t": lambda a, b: True}
+INTEGER: dict[str, Lane] = {
+    **ORDERED,
+    "ne": lambda a, b: a != b,
+    "f": lambda a, b: False,
+    "t": lambda a, b: True,
+}
 FLOAT: dict[str, Lane] = {
     **ORDERED,
     "f": lambda a, b: False,
@@ -35,7 +40,14 @@ FLOAT: dict[str, Lane] = {
     "neq": lambda a, b: not a == b,
     "nlt": lambda a, b: not a < b,
 }
-KINDS = {"i32": (32, True), "u32": (32, False), "i64": (64, True), "u64": (64, False), "i16": (16, True), "u16": (16, False)}
+KINDS = {
+    "i32": (32, True),
+    "u32": (32, False),
+    "i64": (64, True),
+    "u64": (64, False),
+    "i16": (16, True),
+    "u16": (16, False),
+}
 CARRY = ("add", "sub", "subrev", "addc", "subb", "subbrev")
 COVERED = {f"v_{head}_{name}_{kind}" for head in ("cmp", "cmpx") for kind in KINDS for name in INTEGER}
 COVERED |= {f"v_{head}_{name}_f32" for head in ("cmp", "cmpx") for name in FLOAT}
@@ -72,7 +84,8 @@ def test_integer_compares(kind: str) -> None:
         wanted = sum(
             1 << at
             for at in range(64)
-            if PARTIAL >> at & 1 and lane(pair(values, 10, at, bits, signed), pair(values, 12, at, bits, signed))
+            if PARTIAL >> at & 1
+            and lane(pair(values, 10, at, bits, signed), pair(values, 12, at, bits, signed))
         )
         assert mask_of(found, "s20", "s21") == mask_of(found, "vcc_lo", "vcc_hi") == wanted
 
@@ -105,7 +118,9 @@ def test_cmpx_of_every_kind_agrees_with_cmp() -> None:
     for kind, names in [*((kind, INTEGER) for kind in KINDS), ("f32", FLOAT)]:
         sources = "v[10:11], v[12:13]" if kind.endswith("64") else "v10, v12"
         for name in names:
-            text = f"v_cmp_{name}_{kind}_e64 s[20:21], {sources}\nv_cmpx_{name}_{kind}_e64 s[22:23], {sources}"
+            text = (
+                f"v_cmp_{name}_{kind}_e64 s[20:21], {sources}\nv_cmpx_{name}_{kind}_e64 s[22:23], {sources}"
+            )
             found = run_lanes(text, vectors=values, read_scalars=["s20", "s21", "s22", "s23"]).scalars
             assert mask_of(found, "s20", "s21") == mask_of(found, "s22", "s23")
 

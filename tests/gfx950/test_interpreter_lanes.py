@@ -148,7 +148,9 @@ def test_single_lanes() -> None:
 
 
 def test_first_lane_without_an_active_one_is_lane_0() -> None:
-    found = run_lanes("v_readfirstlane_b32 s20, v10", vectors={"v10": NUMBERS}, exec_mask=0, read_scalars=["s20"])
+    found = run_lanes(
+        "v_readfirstlane_b32 s20, v10", vectors={"v10": NUMBERS}, exec_mask=0, read_scalars=["s20"]
+    )
     assert found.scalars["s20"] == NUMBERS[0]
 
 

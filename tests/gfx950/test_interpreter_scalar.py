@@ -108,7 +108,10 @@ CARRYING: dict[str, tuple[Callable[[int, int, int], int], Callable[[int, int, in
     "s_sub_i32": (lambda a, b, c: a - b, lambda a, b, c: int(s32((a - b) & M32) != s32(a) - s32(b))),
     "s_min_i32": (lambda a, b, c: min(s32(a), s32(b)), lambda a, b, c: int(s32(a) < s32(b))),
     "s_min_u32": (lambda a, b, c: min(a, b), lambda a, b, c: int(a < b)),
-    "s_max_i32": (lambda a, b, c: max(s32(a), s32(b)), lambda a, b, c: None if a == b else int(s32(a) > s32(b))),
+    "s_max_i32": (
+        lambda a, b, c: max(s32(a), s32(b)),
+        lambda a, b, c: None if a == b else int(s32(a) > s32(b)),
+    ),
     "s_max_u32": (lambda a, b, c: max(a, b), lambda a, b, c: None if a == b else int(a > b)),
     "s_lshl1_add_u32": (lambda a, b, c: 2 * a + b, lambda a, b, c: int(2 * a + b > M32)),
     "s_lshl2_add_u32": (lambda a, b, c: 4 * a + b, lambda a, b, c: int(4 * a + b > M32)),
@@ -125,8 +128,21 @@ COMPARES: dict[str, Callable[[int, int], bool]] = {
     "le": lambda a, b: a <= b,
 }
 SAVEEXEC = ("and", "or", "xor", "andn2", "orn2", "nand", "nor", "xnor")
-COVERED = {*PLAIN, *CARRYING, "s_movk_i32", "s_addk_i32", "s_mulk_i32", "s_mov_b32", "s_mov_b64", "s_nop", "s_sleep"}
-COVERED |= {f"s_cmp_{name}_{kind}" for name in COMPARES for kind in ("i32", "u32")} | {"s_cmp_eq_u64", "s_cmp_lg_u64"}
+COVERED = {
+    *PLAIN,
+    *CARRYING,
+    "s_movk_i32",
+    "s_addk_i32",
+    "s_mulk_i32",
+    "s_mov_b32",
+    "s_mov_b64",
+    "s_nop",
+    "s_sleep",
+}
+COVERED |= {f"s_cmp_{name}_{kind}" for name in COMPARES for kind in ("i32", "u32")} | {
+    "s_cmp_eq_u64",
+    "s_cmp_lg_u64",
+}
 COVERED |= {f"s_cmpk_{name}_{kind}" for name in COMPARES for kind in ("i32", "u32")} | {"s_setprio"}
 COVERED |= {f"s_bitcmp{bit}_b{width}" for bit in (0, 1) for width in (32, 64)}
 COVERED |= {f"s_bitset{bit}_b{width}" for bit in (0, 1) for width in (32, 64)}
@@ -138,7 +154,7 @@ SPECIAL = [0, 1, 2, 31, 32, 33, 63, 64, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80
 SPECIAL += [0x00100004, 0x001F0000, 0x0020001C, 0x00080010]
 
 
-def pairs(seed: int, count: int = 12) -> list[tuple[int, int]]:
+def pairs(seed: int, count: int = 9) -> list[tuple[int, int]]:
     rng = np.random.default_rng(seed)
     values = [int(x) for x in rng.integers(0, 1 << 32, 4, dtype=np.uint64)]
     chosen = [(int(a), int(b)) for a, b in rng.choice([*SPECIAL, *values], (count, 2))]
@@ -155,8 +171,13 @@ def test_plain(name: str) -> None:
     sources, _, result = shape.partition(":")
     for number_, (a, b) in enumerate(pairs(len(name))):
         scalars = {"s20": a, "s21": b, "s22": b, "s23": a, "scc": number_ % 2}
-        texts = [f"s[{20 + 2 * at}:{21 + 2 * at}]" if w == "q" else f"s{20 + 2 * at}" for at, w in enumerate(sources)]
-        values = [wide(a, b) if sources[0] == "q" else a, wide(b, a) if sources[-1] == "q" else b][: len(sources)]
+        texts = [
+            f"s[{20 + 2 * at}:{21 + 2 * at}]" if w == "q" else f"s{20 + 2 * at}"
+            for at, w in enumerate(sources)
+        ]
+        values = [wide(a, b) if sources[0] == "q" else a, wide(b, a) if sources[-1] == "q" else b][
+            : len(sources)
+        ]
         destination = "s[30:31]" if result == "q" else "s30"
         found = run_lanes(
             f"s_mov_b32 s31, 0\n{name} {destination}, {', '.join(texts)}",
@@ -192,7 +213,9 @@ def test_compares(kind: str) -> None:
             continue
         for a, b in [*pairs(3), (5, 5)]:
             sources = "s[20:21], s[22:23]" if kind == "u64" else "s20, s22"
-            x, y = (wide(a, b), wide(b, a)) if kind == "u64" else (s32(a), s32(b)) if kind == "i32" else (a, b)
+            x, y = (
+                (wide(a, b), wide(b, a)) if kind == "u64" else (s32(a), s32(b)) if kind == "i32" else (a, b)
+            )
             scalars = {"s20": a, "s21": b, "s22": b, "s23": a}
             found = run_lanes(f"s_cmp_{name}_{kind} {sources}", scalars=scalars, read_scalars=["scc"])
             assert found.scalars["scc"] == int(function(x, y))
@@ -200,7 +223,7 @@ def test_compares(kind: str) -> None:
 
 def test_constants_of_16_bits() -> None:
     for text, x in (("0x7fff", 0x7FFF), ("0x8000", -0x8000), ("-5", -5), ("0xffff", -1)):
-        for a, _ in pairs(4, 6):
+        for a, _ in pairs(4, 1):
             scalars = {"s20": a, "s21": a, "scc": 1}
             found = run_lanes(
                 f"s_mulk_i32 s21, {text}\ns_movk_i32 s22, {text}\ns_addk_i32 s20, {text}",
@@ -227,7 +250,9 @@ def test_single_bits(width: int) -> None:
         scalars = {"s20": value & M32, "s21": value >> 32, "s22": bit}
         state = (value if width == 64 else value & M32) >> bit % width & 1
         for wanted in (0, 1):
-            found = run_lanes(f"s_bitcmp{wanted}_b{width} {source}, s22", scalars=scalars, read_scalars=["scc"])
+            found = run_lanes(
+                f"s_bitcmp{wanted}_b{width} {source}, s22", scalars=scalars, read_scalars=["scc"]
+            )
             assert found.scalars["scc"] == int(state == wanted)
             text = f"s_bitset{wanted}_b{width} {source}, s22"
             after = run_lanes(text, scalars=scalars, read_scalars=["s20", "s21"]).scalars

@@ -32,7 +32,9 @@ def is_inf(x: int) -> bool:
 def exact(x: int) -> Fraction:
     """The value of a finite bit pattern."""
     mantissa, exponent = x & 0x7FFFFF, x >> 23 & 0xFF
-    value = Fraction(mantissa if exponent == 0 else mantissa | 0x800000) * Fraction(2) ** (max(exponent, 1) - 150)
+    value = Fraction(mantissa if exponent == 0 else mantissa | 0x800000) * Fraction(2) ** (
+        max(exponent, 1) - 150
+    )
     return -value if x >> 31 else value
 
 
@@ -193,12 +195,30 @@ OPERATIONS: dict[str, tuple[int, Callable[..., int]]] = {
     "v_cvt_f16_f32": (1, half_from_float),
     "v_cvt_pk_bf16_f32": (2, lambda a, b: bfloat_bits(a) | bfloat_bits(b) << 16),
 }
-COVERED = {*OPERATIONS, "v_ldexp_f32", "v_fmac_f32", "v_mac_f32", "v_pk_add_f32", "v_pk_mul_f32", "v_pk_fma_f32"}
+COVERED = {
+    *OPERATIONS,
+    "v_ldexp_f32",
+    "v_fmac_f32",
+    "v_mac_f32",
+    "v_pk_add_f32",
+    "v_pk_mul_f32",
+    "v_pk_fma_f32",
+}
 COVERED |= {"v_pk_mov_b32"}
 
 SPECIAL = [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x807FFFFF, 0x3F800000, 0xBF800000, 0x7F7FFFFF]
 SPECIAL += [0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC12345, 0x7F800001, 0xFF812345, 0x3F000000]
-SPECIAL += [0x3F800001, 0x33800000, 0x4F7FFFFF, 0x4F800000, 0xCF000000, 0x4EFFFFFF, 0x40200000, 0xC0600000, 0x3FFFFFFF]
+SPECIAL += [
+    0x3F800001,
+    0x33800000,
+    0x4F7FFFFF,
+    0x4F800000,
+    0xCF000000,
+    0x4EFFFFFF,
+    0x40200000,
+    0xC0600000,
+    0x3FFFFFFF,
+]
 
 
 def operands(count: int, seed: int, finite: bool = False) -> list[npt.NDArray[np.uint32]]:
@@ -224,24 +244,32 @@ def test_every_lane(name: str) -> None:
         rows = operands(count, seed, finite=name == "v_cvt_f16_f32")
         names = [f"v{at + 10}" for at in range(count)]
         vectors = dict(zip(names, rows, strict=True))
-        found = run_lanes(f"{name} v5, {', '.join(names)}", vectors=vectors, read_vectors=["v5"]).vectors["v5"]
+        found = run_lanes(f"{name} v5, {', '.join(names)}", vectors=vectors, read_vectors=["v5"]).vectors[
+            "v5"
+        ]
         for at in range(64):
             inputs = [int(row[at]) for row in rows]
             wanted = lane(*inputs)
-            assert same(int(found[at]), wanted), f"{[hex(x) for x in inputs]}: {found[at]:#x}, not {wanted:#x}"
+            assert same(int(found[at]), wanted), (
+                f"{[hex(x) for x in inputs]}: {found[at]:#x}, not {wanted:#x}"
+            )
 
 
 def test_rounding_of_a_sum_that_double_precision_would_round_twice() -> None:
     # 1 + 2^-24 + 2^-60: to nearest even it is a tie in double's view, not in fact
     a, b, c = (np.full(64, bits(x), np.uint32) for x in (1.0, 2.0**-24 + 2.0**-47, 1.0))
-    found = run_lanes("v_fma_f32 v5, v10, v11, v12", vectors={"v10": a, "v11": b, "v12": c}, read_vectors=["v5"])
+    found = run_lanes(
+        "v_fma_f32 v5, v10, v11, v12", vectors={"v10": a, "v11": b, "v12": c}, read_vectors=["v5"]
+    )
     assert int(found.vectors["v5"][0]) == fused(int(a[0]), int(b[0]), int(c[0])) == 0x3F800001
 
 
 def test_accumulating_forms() -> None:
     a, b, c = operands(3, 5, finite=True)
     for name in ("v_fmac_f32", "v_mac_f32"):
-        found = run_lanes(f"{name}_e32 v5, v10, v11", vectors={"v10": a, "v11": b, "v5": c}, read_vectors=["v5"])
+        found = run_lanes(
+            f"{name}_e32 v5, v10, v11", vectors={"v10": a, "v11": b, "v5": c}, read_vectors=["v5"]
+        )
         for at in range(64):
             x, y, z = int(a[at]), int(b[at]), int(c[at])
             wanted = fused(x, y, z) if name == "v_fmac_f32" else add(multiply(x, y), z)

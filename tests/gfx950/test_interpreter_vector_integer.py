@@ -140,7 +140,26 @@ PAIRS: dict[str, tuple[str, Lane]] = {
 }
 COVERED = {*UNARY, *BINARY, *BINARY_E64, *TERNARY, *PAIRS, "v_bitop3_b32"}
 
-SPECIAL = [0, 1, 2, 5, 31, 32, 33, 63, 64, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFF, 0x800000]
+SPECIAL = [
+    0,
+    1,
+    2,
+    5,
+    31,
+    32,
+    33,
+    63,
+    64,
+    0x7F,
+    0x80,
+    0xFF,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x10000,
+    0x7FFFFF,
+    0x800000,
+]
 SPECIAL += [0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFE, M32, 0x0C0D0908, 0x0B0A0704]
 
 
@@ -171,7 +190,12 @@ def check(text: str, lane: Lane, rows: list[npt.NDArray[np.uint32]], exec_mask: 
 
 def every_operation() -> list[Any]:
     cases: list[Any] = []
-    for table, count, suffix in ((UNARY, 1, "_e32"), (BINARY, 2, "_e32"), (BINARY_E64, 2, ""), (TERNARY, 3, "")):
+    for table, count, suffix in (
+        (UNARY, 1, "_e32"),
+        (BINARY, 2, "_e32"),
+        (BINARY_E64, 2, ""),
+        (TERNARY, 3, ""),
+    ):
         cases += [pytest.param(name, suffix, count, lane, id=name) for name, lane in table.items()]
     return cases
 
@@ -200,7 +224,9 @@ def test_every_lane_of_a_pair(name: str) -> None:
             vectors[f"v{10 + 2 * at}"], vectors[f"v{11 + 2 * at}"] = low, high
             texts.append(f"v[{10 + 2 * at}:{11 + 2 * at}]")
             values.append(low.astype(object) + (high.astype(object) << 32))
-    found = run_lanes(f"{name} v[4:5], {', '.join(texts)}", vectors=vectors, read_vectors=["v4", "v5"]).vectors
+    found = run_lanes(
+        f"{name} v[4:5], {', '.join(texts)}", vectors=vectors, read_vectors=["v4", "v5"]
+    ).vectors
     for at in range(64):
         wanted = lane(*[int(value[at]) for value in values]) & M64
         assert int(found["v4"][at]) | int(found["v5"][at]) << 32 == wanted
@@ -208,10 +234,14 @@ def test_every_lane_of_a_pair(name: str) -> None:
 
 def test_overlapping_pair_moves() -> None:
     a, b, c = operands(3, 3)
-    up = run_lanes("v_mov_b64_e32 v[11:12], v[10:11]", vectors={"v10": a, "v11": b}, read_vectors=["v11", "v12"])
+    up = run_lanes(
+        "v_mov_b64_e32 v[11:12], v[10:11]", vectors={"v10": a, "v11": b}, read_vectors=["v11", "v12"]
+    )
     np.testing.assert_array_equal(up.vectors["v11"], a)
     np.testing.assert_array_equal(up.vectors["v12"], b)
-    down = run_lanes("v_mov_b64_e32 v[10:11], v[11:12]", vectors={"v11": b, "v12": c}, read_vectors=["v10", "v11"])
+    down = run_lanes(
+        "v_mov_b64_e32 v[10:11], v[11:12]", vectors={"v11": b, "v12": c}, read_vectors=["v10", "v11"]
+    )
     np.testing.assert_array_equal(down.vectors["v10"], b)
     np.testing.assert_array_equal(down.vectors["v11"], c)
 
