@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -227,6 +229,23 @@ def test_a_damaged_code_object_is_refused(image: bytes) -> None:
         damaged[at] ^= 0xFF
         with contextlib.suppress(ValueError, UnsupportedInstructionError):
             code_object.parse(bytes(damaged))
+
+
+def test_a_disassembler_that_fails_gives_way_to_the_next(
+    image: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loaded = code_object.parse(image)
+    kernel = loaded.kernels["scaled_add"]
+    whole = disassembler.listing(loaded, kernel)
+    broken = disassembler.Disassembler(
+        "broken", functools.partial(disassembler._by_library, str(tmp_path / "no-library.so"))
+    )
+    working = next(disassembler._candidates())
+    monkeypatch.setattr(disassembler, "_candidates", lambda: iter((broken, working)))
+    assert disassembler.listing(loaded, kernel) == whole
+    monkeypatch.setattr(disassembler, "_candidates", lambda: iter((broken,)))
+    with pytest.raises(DeviceUnavailableError, match=r"scaled_add cannot be disassembled: .*no-library\.so"):
+        disassembler.listing(loaded, kernel)
 
 
 def test_every_disassembler_here_says_the_same(image: bytes) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel.errors import DeviceUnavailableError
+from kernel.errors import DeviceUnavailableError, IndexerError
 from kernel.gfx950.hip.code_object import CodeObject, KernelCode
 
 _OLDEST_LLVM = 20
@@ -33,6 +33,10 @@ _REMEDY = (
 _OBJDUMP_LINE = re.compile(r"^\s+(\S.*?)\s*// ([0-9A-F]{8,16}): [0-9A-F ]{8,}", re.MULTILINE)
 
 
+class DisassemblyError(IndexerError):
+    """A disassembler failed on a code object; another one may not."""
+
+
 @dataclass(frozen=True)
 class Disassembler:
     """A way to disassemble gfx950 code."""
@@ -40,7 +44,7 @@ class Disassembler:
     source: str
     """The library or program."""
     decode: Callable[[CodeObject, KernelCode], list[tuple[int, str]]]
-    """A kernel's instructions as (byte offset from its start, text); raises DeviceUnavailableError."""
+    """A kernel's instructions as (byte offset from its start, text); raises DisassemblyError."""
 
 
 def find() -> Disassembler:
@@ -59,11 +63,22 @@ def find() -> Disassembler:
 def listing(code_object: CodeObject, kernel: KernelCode) -> str:
     """The kernel's assembly text: its name, then an instruction a line with its byte offset behind it.
 
+    A disassembler that fails (an LLVM that is too old, a library that does not load) gives way to the next.
+
     Raises:
-        DeviceUnavailableError: no disassembler, or it fails on these bytes.
+        DeviceUnavailableError: no disassembler, or each fails on these bytes.
     """
-    rows = find().decode(code_object, kernel)
-    return f"{kernel.metadata.name}:\n" + "".join(f"\t{text} // {offset:012X}:\n" for offset, text in rows)
+    failures = []
+    for candidate in _candidates():
+        try:
+            rows = candidate.decode(code_object, kernel)
+        except DisassemblyError as error:
+            failures.append(str(error))
+        else:
+            lines = (f"\t{text} // {offset:012X}:\n" for offset, text in rows)
+            return f"{kernel.metadata.name}:\n" + "".join(lines)
+    reasons = "; ".join(failures) or "no disassembler for gfx950 was found"
+    raise DeviceUnavailableError(f"{kernel.metadata.name} cannot be disassembled: {reasons}", _REMEDY)
 
 
 def _candidates() -> Iterator[Disassembler]:
@@ -98,12 +113,11 @@ def _run(command: list[str], stdin: bytes | None = None) -> str:
             command, input=stdin, check=True, capture_output=True, timeout=_TIMEOUT_S
         ).stdout.decode()
     except subprocess.CalledProcessError as error:
-        raise DeviceUnavailableError(
-            f"{' '.join(command)} failed with status {error.returncode}: {error.stderr.decode().strip()}",
-            _REMEDY,
+        raise DisassemblyError(
+            f"{' '.join(command)} failed with status {error.returncode}: {error.stderr.decode().strip()}"
         ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DeviceUnavailableError(f"{' '.join(command)} failed: {error}", _REMEDY) from error
+        raise DisassemblyError(f"{' '.join(command)} failed: {error}") from error
 
 
 def _by_library(library: str, _code_object: CodeObject, kernel: KernelCode) -> list[tuple[int, str]]:
@@ -120,5 +134,5 @@ def _by_objdump(program: str, code_object: CodeObject, kernel: KernelCode) -> li
     rows = [(int(address, 16) - kernel.entry_address, text) for text, address in _OBJDUMP_LINE.findall(shown)]
     rows = [(offset, text) for offset, text in rows if offset < len(kernel.code)]  # behind it is padding
     if not rows:
-        raise DeviceUnavailableError(f"{program} shows no instruction of {kernel.metadata.name}", _REMEDY)
+        raise DisassemblyError(f"{program} shows no instruction of {kernel.metadata.name}")
     return rows
