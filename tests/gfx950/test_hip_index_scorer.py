@@ -1,14 +1,19 @@
 """``IndexScorer(backend="flydsl-sim")``: FlyDSL's kernels, launcher and argument packing against the oracle.
 
-Keys and queries are such that every partial sum is exact in fp32, so the scores must agree bit for bit.
+Keys and queries are such that every partial sum is exact in fp32, so the scores must agree bit for bit; real
+ones are compared within the tolerance of the contract.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
 
 from indexer import IndexerConfig, IndexScorer
+from indexer.case.codec import read_case
+from indexer.verify import verify_case
 from kernel.backends import registry
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import disassembler, simulated_device
@@ -60,6 +65,14 @@ def test_scores_of_a_ragged_batch(heads: int) -> None:
     assert found.scores is not None
     assert torch.equal(found.scores, expected.scores)
     assert torch.equal(found.block_ids, expected.block_ids)
+
+
+@pytest.mark.parametrize("name", ["ragged_l15_cut", pytest.param("code_8k_l20", marks=pytest.mark.nightly)])
+def test_a_case_of_real_keys_verifies(name: str) -> None:
+    case = read_case(Path(__file__).parents[1] / "data" / f"{name}.safetensors")
+    verification = verify_case(case, name, "flydsl-sim")
+    assert verification.ok, verification
+    assert verification.backend == "flydsl-sim"
 
 
 def test_a_failing_launch_leaves_the_scorer_as_it_was() -> None:
