@@ -85,7 +85,11 @@ class ItemScorer:
         self.wave_token = d.shift_right(self.wave, self.log_heads) * BLOCK_TOKENS + (
             self.wave & (heads - 1)
         ) * (geo.MFMA_ROWS // heads)
-        self.wave_position = self.position + self.wave_token
+        # A wave without rows stands before every block, so that a careful group computes nothing for it.
+        has_rows = self.wave_token < self.num_tokens
+        self.wave_position = fx.Int32(
+            d.select(has_rows, self.position + self.wave_token, fx.Int32(-2 * BLOCK_TOKENS))
+        )
         # A block below plain_end is seen whole by every row and gets no sentinel.
         self.plain_end = d.minimum(
             d.shift_right(self.position + 1, 7), d.shift_right(self.position, 7) + 1 - arguments.local_blocks
