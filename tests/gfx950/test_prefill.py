@@ -1,4 +1,5 @@
-"""The gfx950 prefill scorer, compiled and interpreted, against the oracle: the same bits where sums are exact."""
+"""The gfx950 prefill scorer, compiled and interpreted, against the oracle: same bits where sums are exact."""
+exact."""
 
 from __future__ import annotations
 
@@ -139,9 +140,9 @@ def test_score_offsets_beyond_4_gib(tmp_path_factory: pytest.TempPathFactory) ->
 def test_operand_maps() -> None:
     """A, B and C: each (key token, dim) has its place, in each M-tile, quarter and N-tile of rows.
 
-    Block p holds one key, at token t(p), zeros elsewhere; its dims cycle through seven magnitudes and each scale
-    group has its own power of two. Query row r reads one dim, d(r). So each score is a single element of a key;
-    the t(p) lie in every M-tile and quarter, the d(r) run through all of 0 .. 127.
+    Block p holds one key, at token t(p), zeros elsewhere; its dims cycle through seven magnitudes and each
+    scale group has its own power of two. Query row r reads one dim, d(r). So each score is a single element
+    of a key; the t(p) lie in every M-tile and quarter, the d(r) run through all of 0 .. 127.
     """
     blocks, queries = 33, 512
     pages = np.zeros((blocks, 9216), dtype=np.uint8)
