@@ -112,7 +112,7 @@ class PagedKeyCache:
             sequence.pages[num_blocks - len(partial) :] = partial
             self.allocator.rollback(savepoint)
             self._zero(savepoint.free)
-            if partial and not copies:
+            if partial:
                 self._zero_tokens(partial[0], start % BLOCK_TOKENS)
             raise
 

@@ -16,6 +16,7 @@ from indexer.result import ScoreResult
 from indexer.scorer import IndexScorer
 from indexer.stages import StageTimes
 from kernel.backends.base import Order, Precision
+from kernel.checks import check_finite
 from kernel.page import BLOCK_TOKENS, PAGE_BYTES, PAGE_STRIDE_ALIGNMENT, blocks_of
 
 # numpy knows these types only through ml_dtypes, torch knows nothing of that: they cross as integers.
@@ -62,7 +63,7 @@ class LoadedCase:
         """Score the call; may be repeated.
 
         Raises:
-            InvalidArgumentError: a query that is not finite, or scores that do not fit in memory.
+            InvalidArgumentError: scores that do not fit in memory.
         """
         if self._paged:
             return self.scorer.score_paged(
@@ -86,7 +87,7 @@ def load_case(
         precision: ``exact`` or ``fast``.
 
     Raises:
-        InvalidArgumentError: no such backend or device, or a key that is not finite.
+        InvalidArgumentError: no such backend or device, or a key or query that is not finite.
         BackendUnavailableError: the backend cannot run here.
     """
     own_pages = case.index_k is not None
@@ -102,9 +103,11 @@ def load_case(
     )
     scorer = IndexScorer(config)
     query = as_tensor(case.index_q).to(scorer.device)
+    check_finite("index_q", query)  # the scorer checks too, but would not name a place in the file
     if case.index_k is None:
         return LoadedCase(case, scorer, 0.0, (), _paged(case, scorer.device), query)
     keys = as_tensor(case.index_k).to(scorer.device)
+    check_finite("index_k", keys)
     sequences = []
     times = StageTimes(scorer.device)
     with times.stage("append"):

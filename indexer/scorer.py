@@ -118,7 +118,6 @@ class IndexScorer:
             OutOfPagesError: too few free pages; says how many are missing.
         """
         with self._lock:
-            self._cache.length(seq)
             check_tensor("k", k, dtypes=_KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
             check_finite("k", k)
             self._cache.append(seq, k.detach().contiguous())

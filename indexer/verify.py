@@ -16,7 +16,7 @@ from kernel.backends.base import SCORE_TOLERANCE, Precision
 from kernel.batch import LOCAL_SCORE
 
 WRONG_CELL_ERROR = sys.float_info.max
-"""Error of a cell that must be equal and is not (sentinel, ``-inf``, NaN): finite, as JSON has no infinity."""
+"""Error of a cell that must be equal and is not (sentinel, ``-inf``, NaN): finite, as JSON needs it."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Request:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks its rows may see, the ``nb`` of its last query; 0 without queries, since nothing is read then."""
+        """Blocks its rows may see, the ``nb`` of its last query; 0 without queries: nothing is read then."""
         return blocks_of(self.seq_len) if self.query_len else 0
 
 

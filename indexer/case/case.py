@@ -196,7 +196,7 @@ class Case:
 
 def _check_field(name: str, value: int, least: int, most: int) -> None:
     if type(value) is not int or not least <= value <= most:
-        _refuse(name, shown(value), f"must be a whole number from {least} to {most}", "correct it")
+        _refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
 
 
 def _check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> None:

@@ -6,13 +6,13 @@ import mmap
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import numpy as np
 from safetensors.numpy import save
 
+from indexer.case.atomic import save_atomically
 from indexer.case.case import Case
 from indexer.case.container import Array, Buffer, Container, decode_container, shown
 from kernel.errors import CaseFileError
@@ -38,14 +38,8 @@ def decode_case(body: Buffer) -> Case:
 
 def encode_case(case: Case) -> bytes:
     """The case as the bytes of a case file."""
-    tensors: dict[str, Array] = {}
-    for name in REQUIRED_TENSORS + OPTIONAL_TENSORS:
-        array = getattr(case, name)
-        if array is not None:
-            tensors[name] = np.ascontiguousarray(array)
-    metadata = {"format": FORMAT, "version": VERSION, "source": case.source}
-    metadata.update({name: str(getattr(case, name)) for name in INT_FIELDS})
-    return save(tensors, metadata=metadata)
+    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(case).items()}
+    return save(tensors, metadata=_metadata(case))
 
 
 def read_case(path: str | os.PathLike[str]) -> Case:
@@ -59,12 +53,14 @@ def read_case(path: str | os.PathLike[str]) -> Case:
     """
     name = os.fspath(path)
     try:
-        return decode_case(_mapped(Path(path)))
-    except CaseFileError as error:
-        raise error.in_file(name) from None
+        body = _mapped(Path(path))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise CaseFileError("path", shown(name), reason, "pass a case file that can be read") from error
+    try:
+        return decode_case(body)
+    except CaseFileError as error:
+        raise error.in_file(name) from None
 
 
 def write_case(case: Case, path: str | os.PathLike[str]) -> None:
@@ -73,28 +69,7 @@ def write_case(case: Case, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written; an older file of that name is left as it was.
     """
-    write_atomically(Path(path), encode_case(case))
-
-
-def write_atomically(path: Path, body: bytes) -> None:
-    """Write a file by renaming a finished one, so that no reader ever sees a part of it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    save_atomically(_tensors(case), _metadata(case), path)
 
 
 def _mapped(path: Path) -> Buffer:
@@ -103,7 +78,7 @@ def _mapped(path: Path) -> Buffer:
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise CaseFileError("path", shown(os.fspath(path)), "must be a regular file", "pass a case file")
+            raise OSError("must be a regular file")
         return _map(file, status.st_size)
 
 
@@ -148,6 +123,16 @@ def _integer(name: str, text: str | None) -> int:
     if text is None or not _DECIMAL.fullmatch(text):
         _refuse(f"metadata {name}", shown(text), "must be a decimal number of up to 9 digits", "write it so")
     return int(text)
+
+
+def _tensors(case: Case) -> dict[str, Array]:
+    arrays = {name: getattr(case, name) for name in REQUIRED_TENSORS + OPTIONAL_TENSORS}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _metadata(case: Case) -> dict[str, str]:
+    integers = {name: str(getattr(case, name)) for name in INT_FIELDS}
+    return {"format": FORMAT, "version": VERSION, "source": case.source, **integers}
 
 
 def _refuse(argument: str, value: object, limit: str, remedy: str) -> NoReturn:

@@ -51,7 +51,9 @@ class Backend(Protocol):
         """:meth:`score_prefill` for requests of few queries (up to 16), bound by memory. Same bits."""
         ...
 
-    def topk(self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order) -> None:
+    def topk(
+        self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
+    ) -> None:
         """Select each row's best blocks: score descending, ties to the lower id, NaN as ``-inf``.
 
         Args:

@@ -9,30 +9,33 @@ import pytest
 from kernel.backends import registry
 from kernel.backends.base import Backend
 
-SIMULATED = ("flydsl-sim",)
-"""Backends that execute every instruction of a kernel in software: too slow for tests of large calls."""
+_SIMULATED = {"flydsl-sim": "every instruction is executed in software, too slow for this size"}
+_ORACLE = {"reference": "it would be compared with itself, slowly"}
+LEFT_OUT: dict[str, dict[str, str]] = {
+    "backend": {},
+    "native_backend": _SIMULATED,
+    "product_backend": _SIMULATED | _ORACLE,
+}
+"""Backends that a fixture leaves out, and why."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise ``backend`` and ``native_backend`` over all backends.
+    """Parametrise ``backend``, ``native_backend`` and ``product_backend`` over all backends.
 
     NVFP4_INDEXER_TEST_BACKENDS (names, comma-separated) narrows them.
     """
     wanted = os.environ.get("NVFP4_INDEXER_TEST_BACKENDS")
     names = wanted.split(",") if wanted else list(registry.BACKEND_NAMES)
-    for fixture in ("backend", "native_backend"):
+    for fixture, left_out in LEFT_OUT.items():
         if fixture in metafunc.fixturenames:
-            parameters = [_parameter(name, native=fixture == "native_backend") for name in names]
-            metafunc.parametrize(fixture, parameters, indirect=True)
+            metafunc.parametrize(fixture, [_parameter(name, left_out) for name in names], indirect=True)
 
 
-def _parameter(name: str, native: bool) -> object:
+def _parameter(name: str, left_out: dict[str, str]) -> object:
     status = registry.status(name)
-    reason = status.reason
-    if status.usable and native and name in SIMULATED:
-        reason = "a simulated device is too slow for this size"
-    elif status.usable:
+    if status.usable and name not in left_out:
         return pytest.param(name)
+    reason = left_out[name] if status.usable else status.reason
     return pytest.param(name, marks=pytest.mark.skip(reason=f"backend {name}: {reason}"))
 
 
@@ -45,4 +48,10 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture(scope="session")
 def native_backend(request: pytest.FixtureRequest) -> Backend:
     """A backend on a real device."""
+    return registry.create(request.param)
+
+
+@pytest.fixture(scope="session")
+def product_backend(request: pytest.FixtureRequest) -> Backend:
+    """A backend on a real device that is not the oracle."""
     return registry.create(request.param)

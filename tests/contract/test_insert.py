@@ -33,7 +33,7 @@ def keys_of(groups: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("scale", [2.0**-9, 7 * 2.0**-9, 0.1015625, 1.0, 1.875, 13.0, 448.0])
 def test_every_bfloat16_gets_the_code_of_the_oracle(backend: Backend, scale: float) -> None:
-    """The code is the number of thresholds * scale that |x| strictly exceeds: every bfloat16 up to 6 * scale."""
+    """The code counts the thresholds * scale that |x| strictly exceeds: every bfloat16 up to 6 * scale."""
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
     values = values[values.float().abs() <= 6 * scale]
     values = torch.cat([values, torch.zeros(-values.numel() % 15, dtype=torch.bfloat16)]).view(-1, 15)
@@ -43,7 +43,7 @@ def test_every_bfloat16_gets_the_code_of_the_oracle(backend: Backend, scale: flo
 
 
 def test_every_bfloat16_amax_gets_the_scale_of_the_oracle(backend: Backend) -> None:
-    """scale = e4m3_rne(clamp(amax/6, 2^-9, 448)) for every finite bfloat16 as the group's only value."""
+    """scale = e4m3_rne(clamp(amax/6, 2^-9, 448)), for every finite bfloat16 alone in a group."""
     values = torch.arange(-(2**15), 2**15).to(torch.int16).view(torch.bfloat16)
     values = values[torch.isfinite(values)]
     groups = torch.zeros(values.numel(), 16, dtype=torch.bfloat16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -46,6 +47,7 @@ def rounded(value: Fraction) -> int:
     return min(range(NAN), key=lambda octet: (abs(e4m3(octet) - value), octet % 2))
 
 
+@functools.cache
 def expected_lut() -> list[list[int]]:
     """256 x 8 by rational arithmetic."""
     return [[rounded(m * e4m3(s & 0x7F)) if s & 0x7F != NAN else 0 for m in E2M1] for s in range(256)]
@@ -70,7 +72,7 @@ def test_the_lut_holds_every_rounded_product() -> None:
 
 
 def test_every_scale_and_code_is_scored_as_its_rounded_product(backend: Backend) -> None:
-    """Scored key = e4m3_rne_satfinite(e2m1 * scale); a code's or a scale's sign flips it; NaN scales read as 0.
+    """Scored key = e4m3_rne_satfinite(e2m1 * scale); either sign bit flips it; NaN scales read as 0.
 
     Page p's first token has scale byte 8p + g in group g and the 16 codes as its dims. Request 32p + r asks
     with one-hot queries of four heads for its dims 4r to 4r + 3, so that one product decides each score.

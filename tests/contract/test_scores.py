@@ -8,7 +8,8 @@ import torch
 from kernel.backends.base import Backend
 from tests.support.calls import RAGGED, Values, random_call, staircase_call
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
-from tests.support.run import scores_of
+from tests.support.run import scores_of, selection_of
+from tests.support.selection import selected
 
 HEADS = (1, 2, 4)
 EVERY_PREFIX = [
@@ -62,6 +63,16 @@ def test_of_a_prefill_climb_and_fall_with_the_position(backend: Backend) -> None
     positions, blocks = torch.arange(400)[:, None], torch.arange(4)
     steps = (positions - 128 * blocks).clamp(max=127).float()
     assert_same_bits(scores, torch.where(steps >= 0, steps, -torch.inf))
+
+
+@pytest.mark.parametrize(("heads", "queries"), [(1, 4700), (2, 2400), (4, 1200)])
+def test_of_a_prefill_of_thousands_of_rows(native_backend: Backend, heads: int, queries: int) -> None:
+    """A backend that takes rows in chunks goes on where it stopped: more than 4,096 rows in one request."""
+    call = random_call([(queries + 333, queries), (5, 5)], heads, seed=12)
+    expected = oracle_scores(call)
+    assert_same_bits(scores_of(native_backend, call), expected)
+    expected_ids = selected(expected, call.batch().num_blocks_per_query(), 4)
+    assert_same_bits(selection_of(native_backend, call, 4), expected_ids)
 
 
 @pytest.mark.parametrize("heads", HEADS)

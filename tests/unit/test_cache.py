@@ -65,8 +65,9 @@ def test_one_token_at_a_time() -> None:
     assert torch.equal(pages_of(scorer, seq), oracle_pages(keys(260)))
 
 
-def test_strided_keys_that_require_a_gradient() -> None:
-    scorer = new_scorer()
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_strided_keys_that_require_a_gradient(backend: str) -> None:
+    scorer = IndexScorer(IndexerConfig(4, 16, backend=backend))
     seq = scorer.add_sequence()
     wide = torch.zeros(128, 300)
     wide[:] = keys(300).float().T

@@ -20,9 +20,16 @@ from kernel.nvfp4 import E4M3_NAN
 from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 ROW_WIDTHS = (512, 256, 128, 64, 32, 16)
-"""Rows of a tile, widest first: the widest whose product with BLOCK_TILE blocks (2 MiB) stays near L2."""
-BLOCK_TILE = 8
+"""Rows of a tile, widest first."""
+PRODUCT_CELLS = 1 << 20
+"""Most cells of a product: 4 MiB in float32, so that the maximum is taken in the last-level cache."""
+MAX_GROUP_BLOCKS = 32
 """Most blocks multiplied at a time."""
+
+
+def group_blocks(width: int) -> int:
+    """Most blocks that are multiplied at a time with tiles of a width."""
+    return min(MAX_GROUP_BLOCKS, PRODUCT_CELLS // (width * BLOCK_TOKENS))
 
 
 @dataclass(frozen=True)
@@ -85,14 +92,14 @@ class TileScorer:
     """Block scores of a tile, through one product buffer."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._product = torch.empty(BLOCK_TILE * BLOCK_TOKENS * ROW_WIDTHS[0], dtype=dtype)
+        self._product = torch.empty(PRODUCT_CELLS, dtype=dtype)
 
     def score(self, tile: RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
         """Largest ``q . k`` over the causal tokens of each block, -inf where there is none.
 
         Args:
             tile: the rows.
-            keys: ``[n * 128, 128]``, n at most ``BLOCK_TILE``.
+            keys: ``[n * 128, 128]``, n at most ``group_blocks`` of the width.
             first_position: position of ``keys[0]``, a multiple of 128.
             out: ``[n, rows]`` float32, written.
         """
@@ -115,23 +122,27 @@ class TileScorer:
 def agreeing_shapes() -> tuple[torch.dtype, tuple[int, ...]]:
     """The format to multiply in and the row widths that agree bit for bit, found by a trial of 0.1 s."""
     generator = torch.Generator().manual_seed(0)
-    keys = _inexact_values(BLOCK_TILE * BLOCK_TOKENS, generator)
     queries = _inexact_values(ROW_WIDTHS[0], generator)
-    product = torch.mm(keys, queries.t().contiguous())
-    key_order = torch.randperm(keys.shape[0], generator=generator)
+    tokens = group_blocks(ROW_WIDTHS[0]) * BLOCK_TOKENS
+    keys = _inexact_values(MAX_GROUP_BLOCKS * BLOCK_TOKENS, generator)
+    transposed = queries.t().contiguous()
+    product = torch.cat([torch.mm(part, transposed) for part in torch.split(keys, tokens)])
+    key_order = torch.randperm(tokens, generator=generator)
     query_order = torch.randperm(queries.shape[0], generator=generator)
     moved = torch.mm(keys[key_order], queries[query_order].t().contiguous())
     if not torch.equal(moved, product[key_order][:, query_order]):
         return torch.float64, ROW_WIDTHS
-    if not _agrees(keys, queries, product):
+    widths = tuple(width for width in ROW_WIDTHS if _agrees(keys, queries[:width], product[:, :width]))
+    if ROW_WIDTHS[0] not in widths:
         return torch.float64, ROW_WIDTHS
-    return torch.float32, tuple(w for w in ROW_WIDTHS if _agrees(keys, queries[:w], product[:, :w]))
+    return torch.float32, widths
 
 
 def _agrees(keys: torch.Tensor, queries: torch.Tensor, product: torch.Tensor) -> bool:
-    """Whether every number of blocks gives the bits of ``product``."""
+    """Whether every number of blocks that may be multiplied at a time gives the bits of ``product``."""
     transposed = queries.t().contiguous()
-    counts = range(BLOCK_TOKENS, keys.shape[0] + 1, BLOCK_TOKENS)
+    last = group_blocks(queries.shape[0]) * BLOCK_TOKENS
+    counts = range(BLOCK_TOKENS, last + 1, BLOCK_TOKENS)
     return all(torch.equal(torch.mm(keys[:tokens], transposed), product[:tokens]) for tokens in counts)
 
 

@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel.backends.cpu.gemm import BLOCK_TILE, RowTiles, TileScorer
+from kernel.backends.cpu.gemm import MAX_GROUP_BLOCKS, RowTiles, TileScorer, group_blocks
 from kernel.backends.cpu.keys import KeyReader, build_pair_table
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, ScoreBatch
 from kernel.page import BLOCK_TOKENS, blocks_of
 
-GROUP_BLOCKS = 16
-"""Blocks dequantised at a time: 1 MiB of keys."""
 CHUNK_ROWS = 4096
 """Most rows of a chunk: a group's keys are dequantised once for all of them."""
 
@@ -54,7 +52,7 @@ class Scorer:
 
     def chunks(self, batch: ScoreBatch) -> Iterator[Chunk]:
         """Every query token of the batch's requests, in chunks."""
-        reader = KeyReader(self._pair_table, min(GROUP_BLOCKS, batch.num_score_blocks))
+        reader = KeyReader(self._pair_table, min(MAX_GROUP_BLOCKS, batch.num_score_blocks))
         tile_scorer = TileScorer(self._row_tiles.dtype)
         chunk_tokens = CHUNK_ROWS // batch.num_heads
         for request in batch.requests:
@@ -83,16 +81,16 @@ class Scorer:
         queries = batch.q[tokens].flatten(0, 1)
         tiles = self._row_tiles.split(queries, first_position, batch.num_heads)
         last_block = blocks_of(first_position + num_blocks.shape[0])
-        for first in range(0, last_block, GROUP_BLOCKS):
-            stop = min(first + GROUP_BLOCKS, last_block)
+        group = group_blocks(max(tile.queries.shape[1] for tile in tiles))
+        for first in range(0, last_block, group):
+            stop = min(first + group, last_block)
             keys = reader.read(batch.pages, page_ids[first:stop])
             scores = torch.full((stop - first, queries.shape[0]), -torch.inf)
             for tile in tiles:
-                seen = min(stop, blocks_of(tile.last_position + 1))
-                for block in range(first, seen, BLOCK_TILE):
-                    blocks = slice(block - first, min(block + BLOCK_TILE, seen) - first)
-                    key_rows = keys[blocks.start * BLOCK_TOKENS : blocks.stop * BLOCK_TOKENS]
-                    tile_scorer.score(tile, key_rows, block * BLOCK_TOKENS, out=scores[blocks, tile.rows])
+                seen = min(stop, blocks_of(tile.last_position + 1)) - first
+                if seen > 0:
+                    seen_keys = keys[: seen * BLOCK_TOKENS]
+                    tile_scorer.score(tile, seen_keys, first * BLOCK_TOKENS, out=scores[:seen, tile.rows])
             by_head = scores.view(stop - first, -1, batch.num_heads)
             _force(by_head, first, num_blocks, batch.init_blocks, batch.local_blocks)
             yield ScorePart(first, by_head)

@@ -1,0 +1,1 @@
+"""The ``nvfp4-indexer`` command."""

@@ -1,0 +1,37 @@
+"""The command's entry point."""
+
+from __future__ import annotations
+
+import typer
+
+from client.commands.demo import demo
+from client.commands.doctor import doctor
+from client.commands.score import score
+from client.commands.verify import verify
+
+EXIT_CODES = """
+Exit codes: 0 all is right; 1 a result is wrong; 2 bad usage, a bad file, or a backend that cannot run here.
+An error is one line on stderr: with --json a JSON object with error, message, and argument, value, limit and
+remedy where they apply. stdout holds results only.
+"""
+
+app = typer.Typer(
+    name="nvfp4-indexer",
+    help="The sparse-attention block indexer of MiniMax-M3: score blocks of NVFP4 keys, select the best.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+for command in (demo, doctor, score, verify):
+    app.command(epilog=EXIT_CODES)(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""``score``: scores and block ids of a recorded call."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client.failure import one_line_errors, printable
+from client.options import BackendOption, JsonOption, Order, Precision, PrecisionOption
+
+FORMAT = "nvfp4-indexer-scores"
+"""The metadata field ``format`` of the file that is written."""
+
+
+def score(
+    case: Annotated[str, typer.Argument(metavar="CASE", help="A case file.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Safetensors file to write: scores, block_ids, num_blocks. Whole or not at all."),
+    ] = None,
+    topk: Annotated[
+        int | None, typer.Option(help="Blocks a row selects, 1 to 64, instead of the case's.")
+    ] = None,
+    init_blocks: Annotated[
+        int | None, typer.Option(help="Forced first blocks, instead of the case's.")
+    ] = None,
+    local_blocks: Annotated[
+        int | None, typer.Option(help="Forced last blocks, instead of the case's.")
+    ] = None,
+    order: Annotated[
+        Order, typer.Option(help="Order of a row's ids: score descending, or id ascending.")
+    ] = Order.score,
+    backend: BackendOption = "auto",
+    precision: PrecisionOption = Precision.exact,
+    as_json: JsonOption = False,
+) -> None:
+    """Score a recorded call and select each row's best blocks."""
+    from client.terminal import output
+    from indexer.case import read_case
+    from indexer.case.atomic import save_atomically
+
+    with one_line_errors(as_json, case):
+        call = read_case(case)  # a bad file is told before torch is loaded
+        from indexer.replay import load_case
+
+        call = dataclasses.replace(
+            call,
+            topk=call.topk if topk is None else topk,
+            init_blocks=call.init_blocks if init_blocks is None else init_blocks,
+            local_blocks=call.local_blocks if local_blocks is None else local_blocks,
+            expected_scores=None,  # they are not looked at here, and need not fit other options
+            expected_block_ids=None,
+        )
+        loaded = load_case(call, backend, precision=precision.value)
+        result = loaded.score(return_scores=out is not None, order=order.value)
+        if out is not None and result.scores is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            tensors = {
+                "scores": result.scores.cpu().numpy(),
+                "block_ids": result.block_ids.cpu().numpy(),
+                "num_blocks": result.num_blocks.cpu().numpy(),
+            }
+            metadata = {
+                "format": FORMAT,
+                "version": "1",
+                "backend": result.backend,
+                "precision": result.precision,
+                "order": order.value,
+            }
+            save_atomically(tensors, metadata, out)
+    timings = {"append": loaded.append_seconds, **result.timings}
+    if as_json:
+        fields = {
+            "case": case,
+            "backend": result.backend,
+            "precision": result.precision,
+            "rows": call.rows,
+            "blocks": call.num_score_blocks,
+            "topk": call.topk,
+            "out": None if out is None else str(out),
+            "seconds": timings,
+        }
+        print(json.dumps(fields))
+        return
+    console = output()
+    console.print(
+        f"{call.rows} rows over up to {call.num_score_blocks} blocks, the best {call.topk} of each "
+        f"({result.backend}, {result.precision})"
+    )
+    console.print("  ".join(f"{stage} {1e3 * seconds:.1f} ms" for stage, seconds in timings.items()))
+    if out is not None:
+        console.print(
+            f"wrote {printable(str(out))}: scores, block_ids, num_blocks", markup=False, soft_wrap=True
+        )

@@ -1,0 +1,1 @@
+"""Reserved for the HTTP sidecar around one scorer; nothing is here yet."""

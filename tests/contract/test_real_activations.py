@@ -1,0 +1,88 @@
+"""Case files of real activations, against expected outputs of an independent implementation.
+
+Some are here; a folder named by NVFP4_INDEXER_CASES, or shared/cases beside the clone, may have more.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from kernel import nvfp4
+from kernel.backends.base import SCORE_TOLERANCE, Backend
+from kernel.backends.reference import ReferenceBackend
+from kernel.backends.reference.scorer import score_bounds
+from kernel.page import blocks_of
+from tests.support.call import Call
+from tests.support.compare import assert_same_bits
+from tests.support.run import inserted, scores_of, selection_of, topk_of
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = sorted((ROOT / "tests" / "data").glob("*.safetensors"))
+ELSEWHERE = Path(os.environ.get("NVFP4_INDEXER_CASES", ROOT.parent / "shared" / "cases"))
+
+
+def case_files() -> list[object]:
+    """Every case file, or why there are no more."""
+    more = sorted(ELSEWHERE.glob("*.safetensors"))
+    if not more:
+        reason = f"no case files in {ELSEWHERE}: set NVFP4_INDEXER_CASES to a folder of some"
+        return [*HERE, pytest.param(ELSEWHERE, marks=pytest.mark.skip(reason=reason), id="more cases")]
+    return [*HERE, *more]
+
+
+def load(path: Path, backend: Backend) -> tuple[Call, dict[str, torch.Tensor], int]:
+    """A case as a call whose keys the backend inserted, on permuted pages; its tensors; k."""
+    with safe_open(path, "pt") as file:
+        metadata: dict[str, str] = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    blocks = [blocks_of(seq_len) for seq_len in tensors["seq_lens"].tolist()]
+    page_ids = torch.randperm(2 * sum(blocks), generator=torch.Generator().manual_seed(0))
+    block_table = torch.full((len(blocks), max(blocks)), -1, dtype=torch.int32)
+    slots, first_block = [], 0
+    for row, (num_blocks, seq_len) in enumerate(zip(blocks, tensors["seq_lens"].tolist())):
+        own = page_ids[first_block : first_block + num_blocks]
+        block_table[row, :num_blocks] = own
+        tokens = torch.arange(seq_len)
+        slots.append(own[tokens // 128] * 128 + tokens % 128)
+        first_block += num_blocks
+    pages = torch.full((2 * sum(blocks), 9216), 0x7E, dtype=torch.uint8)
+    call = Call(
+        q=nvfp4.quantize_query(tensors["index_q"]),
+        pages=inserted(backend, tensors["index_k"], pages, torch.cat(slots)),
+        block_table=block_table,
+        cu_seqlens_q=tensors["cu_seqlens_q"],
+        seq_lens=tensors["seq_lens"],
+        init_blocks=int(metadata["init_blocks"]),
+        local_blocks=int(metadata["local_blocks"]),
+    )
+    return call, tensors, int(metadata["topk"])
+
+
+@pytest.mark.parametrize("path", case_files(), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_scores_and_selection_are_the_expected_ones(native_backend: Backend, path: Path) -> None:
+    """Outlier channels, heavy tails: scores within the bound, the oracle's bit for bit; the same selection.
+
+    Two blocks may change places only where the bound covers the difference of their scores.
+    """
+    call, tensors, topk = load(path, native_backend)
+    expected, expected_ids = tensors["expected_scores"], tensors["expected_block_ids"]
+    scores = scores_of(native_backend, call)
+    selection = selection_of(native_backend, call, topk)
+    num_blocks = call.batch().num_blocks_per_query()
+    assert_same_bits(topk_of(native_backend, scores, num_blocks, topk), selection)
+    if isinstance(native_backend, ReferenceBackend):
+        assert_same_bits(scores, expected)
+        assert_same_bits(selection, expected_ids)
+        return
+    allowed = SCORE_TOLERANCE[native_backend.precision] * torch.from_numpy(score_bounds(call.batch()))
+    assert bool(((scores == expected) | ((scores.double() - expected.double()).abs() <= allowed)).all())
+    moved = selection != expected_ids
+    assert bool(((selection < 0) == (expected_ids < 0)).all())
+    got, want = (expected.double().gather(2, ids.clamp(min=0).long()) for ids in (selection, expected_ids))
+    widest = 2 * allowed.amax(2, keepdim=True).expand_as(got)
+    assert bool(((got - want).abs()[moved] <= widest[moved]).all())

@@ -1,0 +1,200 @@
+"""What verify accepts and what it does not: rounding and legal exchanges on one side, faults on the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from indexer.case import Case, read_case
+from indexer.oracle import OracleResult, run_oracle, select
+from indexer.selftest import run_selftest, selftest_case
+from indexer.verify import WRONG_CELL_ERROR, Verification, mismatched_rows, score_error, verify_case
+from kernel.backends.base import SCORE_TOLERANCE
+from kernel.backends.registry import BACKEND_NAMES, status
+from tests.support.raw_case import paged_case, small_case
+from tests.support.real_cases import CODE, CUT
+
+EXACT = SCORE_TOLERANCE["exact"]
+USABLE = [name for name in BACKEND_NAMES if status(name).usable]
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return selftest_case()
+
+
+@pytest.fixture(scope="module")
+def oracle(case: Case) -> OracleResult:
+    return run_oracle(case)
+
+
+@pytest.mark.parametrize("backend", USABLE)
+@pytest.mark.parametrize("path", [CODE, CUT], ids=lambda path: path.stem)
+def test_real_cases_are_right(path: Any, backend: str) -> None:
+    case = read_case(path)
+    result = verify_case(case, path.stem, backend)
+    assert result.ok
+    assert (result.case, result.backend, result.rows) == (path.stem, backend, case.rows)
+    assert result.max_score_error <= result.score_tolerance == 2.0**-16
+    assert result.topk_mismatches == 0
+    assert result.seconds > 0
+
+
+@pytest.mark.parametrize("backend", USABLE)
+def test_selftest_and_pages_are_right(backend: str) -> None:
+    assert run_selftest(backend).ok
+    assert verify_case(paged_case(), "pages", backend).ok
+
+
+def test_keys_are_those_of_json(case: Case) -> None:
+    keys = [field.name for field in dataclasses.fields(Verification)]
+    assert keys == [
+        "case",
+        "backend",
+        "ok",
+        "rows",
+        "max_score_error",
+        "score_tolerance",
+        "topk_mismatches",
+        "seconds",
+    ]
+    assert json.loads(json.dumps(WRONG_CELL_ERROR)) == WRONG_CELL_ERROR
+
+
+def test_wrong_expectations_are_found(case: Case, oracle: OracleResult) -> None:
+    scores = oracle.scores.copy()
+    scores[1, 7, 3] += np.float32(4 * EXACT * oracle.bounds[1, 7, 3])
+    result = verify_case(dataclasses.replace(case, expected_scores=scores), "x", "reference")
+    assert not result.ok
+    assert EXACT < result.max_score_error < 5 * EXACT
+    assert result.topk_mismatches == 0
+
+    ids = oracle.block_ids.copy()
+    ids[1, 7, 0], ids[1, 7, 1] = ids[1, 7, 1], ids[1, 7, 0]
+    result = verify_case(dataclasses.replace(case, expected_block_ids=ids), "x", "reference")
+    assert not result.ok
+    assert (result.max_score_error, result.topk_mismatches) == (0.0, 1)
+
+
+def test_error_is_in_units_of_the_cells_bound(oracle: OracleResult) -> None:
+    assert score_error(oracle.scores, oracle.scores, oracle.bounds) == 0.0
+    scores = oracle.scores.copy()
+    scores[0, 3, 2] += 0.5
+    want = 0.5 / oracle.bounds[0, 3, 2]
+    assert score_error(scores, oracle.scores, oracle.bounds) == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e29])
+def test_cell_that_is_no_score_is_wrong(oracle: OracleResult, value: float) -> None:
+    scores = oracle.scores.copy()
+    scores[0, 3, 2] = value
+    assert score_error(scores, oracle.scores, oracle.bounds) > 1
+    assert np.isfinite(score_error(scores, oracle.scores, oracle.bounds))
+
+
+def test_sentinels_and_invisible_cells_must_be_equal() -> None:
+    oracle = run_oracle(small_case())
+    assert oracle.scores[0, 0, 0] == np.float32(1e29)
+    for cell, value in (((0, 0, 0), 1e30), ((0, 0, 0), 5.0), ((0, 0, 0), 1.0000001e29), ((0, 0, 1), 0.0)):
+        scores = oracle.scores.copy()
+        scores[cell] = value
+        assert score_error(scores, oracle.scores, oracle.bounds) == WRONG_CELL_ERROR
+
+
+def test_columns_that_no_row_sees_must_be_invisible(oracle: OracleResult) -> None:
+    wide = np.pad(oracle.scores, ((0, 0), (0, 0), (0, 2)), constant_values=-np.inf)
+    assert score_error(wide, oracle.scores, oracle.bounds) == 0.0
+    assert score_error(oracle.scores, wide, oracle.bounds) == 0.0
+    wide[0, 0, -1] = 0
+    assert score_error(wide, oracle.scores, oracle.bounds) == WRONG_CELL_ERROR
+    assert score_error(oracle.scores[:, :, :-1], oracle.scores, oracle.bounds) == WRONG_CELL_ERROR
+
+
+def six_blocks(scores: list[float], bound: float | list[float], topk: int = 3) -> tuple[Case, OracleResult]:
+    """One row that sees six blocks, with an oracle that says what we like."""
+    case = Case(
+        index_q=np.ones((1, 1, 128), dtype=np.float32),
+        index_k=np.ones((6 * 128, 128), dtype=np.float32),
+        cu_seqlens_q=np.array([0, 1], dtype=np.int32),
+        seq_lens=np.array([6 * 128], dtype=np.int32),
+        local_blocks=0,
+        topk=topk,
+    )
+    right = np.array(scores, dtype=np.float32).reshape(1, 1, 6)
+    bounds = np.broadcast_to(np.array(bound, dtype=np.float64), (1, 1, 6))
+    return case, OracleResult(right, bounds, select(right, case))
+
+
+def judged(case: Case, oracle: OracleResult, scores: list[float]) -> int:
+    """Mismatched rows of a backend with these scores that selects exactly by them."""
+    got = np.array(scores, dtype=np.float32).reshape(1, 1, 6)
+    return mismatched_rows(case, got, select(got, case), oracle, tolerance=1.0)
+
+
+RIGHT = [9.0, 5.0, 4.9, 4.8, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "mismatches"),
+    [
+        (RIGHT, 0),
+        ([9.0, 4.9, 5.0, 4.8, 1.0, 0.0], 0),  # the second and third change places
+        ([9.0, 4.8, 4.9, 5.0, 1.0, 0.0], 0),  # 3 is taken for 1: 0.2 apart, the cells allow 0.1 each
+        ([4.9, 5.0, 4.8, 9.0, 1.0, 0.0], 1),  # 3 is taken for 0: 4.2 apart
+        ([9.0, 5.0, 4.9, 1.0, 4.95, 0.0], 1),  # 4 is taken for 2
+        ([5.0, 9.0, 4.9, 4.8, 1.0, 0.0], 1),
+    ],
+)
+def test_blocks_change_places_only_within_tolerance(scores: list[float], mismatches: int) -> None:
+    case, oracle = six_blocks(RIGHT, bound=0.1000001)
+    assert judged(case, oracle, scores) == mismatches
+
+
+def test_coarse_block_may_pass_blocks_that_are_not_close_to_each_other() -> None:
+    """Block 3 is uncertain by 3 and moves from fourth to first, which shifts exact blocks by one place."""
+    case, oracle = six_blocks([4.0, 3.0, 2.0, 1.5, 1.0, 0.0], bound=[0, 0, 0, 3, 0, 0])
+    assert judged(case, oracle, [4.0, 3.0, 2.0, 4.4, 1.0, 0.0]) == 0
+    assert judged(case, oracle, [3.0, 4.0, 2.0, 4.4, 1.0, 0.0]) == 1
+
+
+def test_ids_must_be_the_top_k_of_the_backends_own_scores() -> None:
+    case, oracle = six_blocks(RIGHT, bound=10.0)  # so wide that every exchange would be legal
+    got = oracle.scores
+    for ids in ([0, 2, 1], [0, 1, -1], [0, 1, 1], [0, 1, 6], [0, 1, 2**31 - 1], [-1, 0, 1], [-5, 0, 1]):
+        block_ids = np.array(ids, dtype=np.int32).reshape(1, 1, 3)
+        assert mismatched_rows(case, got, block_ids, oracle, 1.0) == 1
+    assert mismatched_rows(case, got, oracle.block_ids, oracle, 1.0) == 0
+
+
+def test_ties_must_go_to_the_lower_id() -> None:
+    case, oracle = six_blocks([1.0, 2.0, 2.0, 2.0, 2.0, 0.0], bound=0.0)
+    assert oracle.block_ids.tolist() == [[[1, 2, 3]]]
+    ids = np.array([[[1, 2, 4]]], dtype=np.int32)
+    assert mismatched_rows(case, oracle.scores, ids, oracle, 1.0) == 1
+
+
+@pytest.mark.parametrize(
+    "ids", [[0, 1, 3], [0, 1, -1], [0, 1, 6], [0, 1, 2**31 - 1], [0, 1, -(2**31)], [1, 1, 1]]
+)
+def test_expected_ids_are_looked_at_whatever_they_hold(ids: list[int]) -> None:
+    case, oracle = six_blocks(RIGHT, bound=0.01)
+    wrong = dataclasses.replace(case, expected_block_ids=np.array([[ids]], dtype=np.int32))
+    assert mismatched_rows(wrong, oracle.scores, oracle.block_ids, oracle, 1.0) == 1
+
+
+def test_swapped_layout_is_found(case: Case, oracle: OracleResult) -> None:
+    """Ids in token-major order under a head-major shape."""
+    swapped = np.ascontiguousarray(oracle.block_ids.transpose(1, 0, 2)).reshape(oracle.block_ids.shape)
+    assert mismatched_rows(case, oracle.scores, swapped, oracle, EXACT) > case.rows // 4
+
+
+def test_missing_causal_mask_is_found(case: Case, oracle: OracleResult) -> None:
+    """Scores of the last query's view for every query of a request."""
+    end = int(case.cu_seqlens_q[1])
+    scores = oracle.scores.copy()
+    scores[:, :end] = scores[:, end - 1 : end]
+    assert score_error(scores, oracle.scores, oracle.bounds) > EXACT
