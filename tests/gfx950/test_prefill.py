@@ -1,5 +1,4 @@
 """The gfx950 prefill scorer, compiled and interpreted, against the oracle: same bits where sums are exact."""
-exact."""
 
 from __future__ import annotations
 
