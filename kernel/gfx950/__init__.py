@@ -18,6 +18,10 @@ lets a runtime answer for allocations it owns.
 RunReport``: ``grid`` counts workgroups, ``block`` threads; ``kernargs`` are the bytes of the kernarg
 segment, hidden arguments included. ``SCHEDULES`` holds the orders a test should sweep.
 
+``hazard_distances(kernel)`` gives the fewest wait states between dependent instructions and what gfx950
+needs; ``check_hazards`` raises where there are too few. ``RunReport`` has counts by class, mnemonic and label,
+LDS bank conflicts and each wave's path (``RunOptions(bank_conflicts=True, trace=True)``).
+
 Nothing is guessed: an unknown mnemonic, operand, modifier or mode raises. Memory is deferred: what is
 loaded may be touched only behind the ``s_waitcnt`` that covers it. Registers, LDS and scratch start
 undefined. Every fault is an ``InterpreterError`` with the assembly line, workgroup, wave and lane. Timing
@@ -38,6 +42,7 @@ from kernel.gfx950.errors import (
     UndefinedReadError,
     UnsupportedInstructionError,
 )
+from kernel.gfx950.hazards import HazardDistance, check_hazards, hazard_distances
 from kernel.gfx950.launch import RunOptions, run
 from kernel.gfx950.memory import Memory, Region
 from kernel.gfx950.metadata import KernelArgument, KernelMetadata, from_descriptor
@@ -49,6 +54,7 @@ __all__ = [
     "SCHEDULES",
     "AssemblySyntaxError",
     "BarrierError",
+    "HazardDistance",
     "HazardError",
     "Instruction",
     "InstructionLimitError",
@@ -67,7 +73,9 @@ __all__ = [
     "Schedule",
     "UndefinedReadError",
     "UnsupportedInstructionError",
+    "check_hazards",
     "from_descriptor",
+    "hazard_distances",
     "parse_program",
     "run",
 ]

@@ -176,7 +176,7 @@ class _Launch:
                 left -= 1
                 if left < 0:
                     raise InstructionLimitError(
-                        f"{self.options.wave_instruction_limit} instructions without a barrier: an endless loop?"
+                        f"{self.options.wave_instruction_limit} instructions and no barrier: endless?"
                     )
         except InterpreterError as error:
             instruction = self.kernel.instructions[pc]

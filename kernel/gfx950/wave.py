@@ -21,7 +21,8 @@ from kernel.gfx950.counters import Counters, Flight
 from kernel.gfx950.errors import MissingWaitError, UndefinedReadError, UnsupportedInstructionError
 from kernel.gfx950.lds import Lds
 from kernel.gfx950.machine import Machine
-from kernel.gfx950.operands import ACCUMULATORS, EXEC, M0, VCC
+from kernel.gfx950.operands import ACCUMULATORS, EXEC
+from kernel.gfx950.registers import LaneMask, mask_of, scalar_name, value_of, vector_name
 
 LANES = 64
 DEFINED, UNDEFINED, IN_FLIGHT = 0, 1, 2
@@ -29,30 +30,7 @@ ALL_LANES = (1 << LANES) - 1
 POISON = 0x7FC0DEAD
 """A quiet NaN that is easy to recognise, in every register nothing wrote."""
 
-LaneMask = npt.NDArray[np.bool_]
 UInt32Array = npt.NDArray[np.uint32]
-
-_SCALAR_NAMES = {VCC: "vcc_lo", VCC + 1: "vcc_hi", M0: "m0", EXEC: "exec_lo", EXEC + 1: "exec_hi"}
-
-
-def vector_name(register: int) -> str:
-    return f"v{register}" if register < ACCUMULATORS else f"a{register - ACCUMULATORS}"
-
-
-def scalar_name(register: int) -> str:
-    return _SCALAR_NAMES.get(register, f"s{register}")
-
-
-def mask_of(value: int) -> LaneMask:
-    """64 bools from a 64-bit lane mask."""
-    return np.unpackbits(np.frombuffer(value.to_bytes(8, "little"), np.uint8), bitorder="little").view(
-        np.bool_
-    )
-
-
-def value_of(mask: LaneMask) -> int:
-    """The 64-bit lane mask of 64 bools."""
-    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
 class Wave:

@@ -1,4 +1,4 @@
-"""Runs a few instructions in one wave: registers are loaded before them and stored after them, by instructions too."""
+"""Runs a few instructions in one wave, with registers loaded before them and stored after them."""
 
 from __future__ import annotations
 

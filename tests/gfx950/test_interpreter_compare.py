@@ -23,13 +23,13 @@ ORDERED: dict[str, Lane] = {
 INTEGER: dict[str, Lane] = {
     **ORDERED,
     "ne": lambda a, b: a != b,
-    "f": lambda a, b: False,
-    "t": lambda a, b: True,
+    "f": lambda _a, _b: False,
+    "t": lambda _a, _b: True,
 }
 FLOAT: dict[str, Lane] = {
     **ORDERED,
-    "f": lambda a, b: False,
-    "tru": lambda a, b: True,
+    "f": lambda _a, _b: False,
+    "tru": lambda _a, _b: True,
     "lg": lambda a, b: a < b or a > b,
     "o": lambda a, b: a == a and b == b,
     "u": lambda a, b: a != a or b != b,
@@ -37,7 +37,7 @@ FLOAT: dict[str, Lane] = {
     "nlg": lambda a, b: not (a < b or a > b),
     "ngt": lambda a, b: not a > b,
     "nle": lambda a, b: not a <= b,
-    "neq": lambda a, b: not a == b,
+    "neq": lambda a, b: a != b,
     "nlt": lambda a, b: not a < b,
 }
 KINDS = {

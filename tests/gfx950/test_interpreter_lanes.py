@@ -12,9 +12,9 @@ from kernel.gfx950 import UnsupportedInstructionError
 from tests.gfx950.one_wave import ALL_LANES, run_lanes
 
 COVERED = {
-    "v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32", "v_permlane32_swap_b32", "v_permlane16_swap_b32",
-    "v_swap_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32", "v_mbcnt_lo_u32_b32",
-    "v_mbcnt_hi_u32_b32", "ds_bpermute_b32", "ds_permute_b32",
+    "v_readfirstlane_b32", "v_readlane_b32", "v_writelane_b32", "v_permlane32_swap_b32",
+    "v_permlane16_swap_b32", "v_swap_b32", "v_accvgpr_read_b32", "v_accvgpr_write_b32", "v_accvgpr_mov_b32",
+    "v_mbcnt_lo_u32_b32", "v_mbcnt_hi_u32_b32", "ds_bpermute_b32", "ds_permute_b32",
 }  # fmt: skip
 
 NUMBERS = np.arange(64, dtype=np.uint32) * np.uint32(3) + np.uint32(100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,8 +19,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def place(matrix: Bytes, first: str) -> dict[str, npt.NDArray[np.uint32]]:
-    """``[16, 128]`` operand bytes into 8 registers from ``first`` ("v16", "a0") on, by the map of the module docstring
-    of the interpreter: lane l holds row l % 16, columns 16 g and 64 + 16 g onward, g = l // 16."""
+    """``[16, 128]`` operand bytes into 8 registers from ``first`` ("v16", "a0") on.
+
+    Lane l holds row l % 16, 16 columns from 16 g and 16 from 64 + 16 g, where g = l // 16.
+    """
     lanes = np.zeros((64, 32), np.uint8)
     for lane in range(64):
         row, group = lane % 16, lane // 16
@@ -30,7 +33,7 @@ def place(matrix: Bytes, first: str) -> dict[str, npt.NDArray[np.uint32]]:
 
 
 def result(found: dict[str, npt.NDArray[np.uint32]], names: list[str]) -> npt.NDArray[np.float32]:
-    """The 16 x 16 result from its four registers: lane l, register i is row 4 (l // 16) + i, column l % 16."""
+    """The 16 x 16 result of four registers: lane l, register i is row 4 (l // 16) + i, column l % 16."""
     matrix = np.zeros((16, 16), np.float32)
     for at, name in enumerate(names):
         for lane in range(64):
@@ -48,13 +51,13 @@ def multiply(a: Bytes, b: Bytes, c: str = "0", **more: npt.NDArray[np.uint32]) -
 
 
 def one_hot(row: int, column: int, value: float, dtype: type = E4M3) -> Bytes:
-    matrix = np.zeros((16, 128), dtype)
+    matrix: npt.NDArray[Any] = np.zeros((16, 128), dtype)
     matrix[row, column] = value
     return matrix.view(np.uint8)
 
 
 def test_every_position_of_k_is_its_own() -> None:
-    # row m of A holds a distinct power of two at k, B picks one k: a wrong byte gives another value or another place
+    # A holds a power of two of its own at k and B picks k: a wrong byte gives another value or place
     rng = np.random.default_rng(0)
     for k in rng.permutation(128)[:24].tolist():
         m, n = k * 7 % 16, k * 5 % 16
@@ -93,7 +96,8 @@ def test_sums_are_rounded_once() -> None:
     found = multiply(a, b)
     values = np.arange(256, dtype=np.uint8).view(E4M3).astype(np.float64)
     for m, n in ((0, 0), (5, 11), (15, 15)):
-        exact = sum(Fraction(values[x]) * Fraction(values[y]) for x, y in zip(a[m], b[n], strict=True))
+        products = (Fraction(values[x]) * Fraction(values[y]) for x, y in zip(a[m], b[n], strict=True))
+        exact = sum(products, Fraction(0))
         assert abs(Fraction(float(found[m, n])) - exact) <= abs(exact) * Fraction(1, 2**24)
 
 

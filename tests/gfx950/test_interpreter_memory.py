@@ -81,8 +81,9 @@ def test_copies_of_every_width(dwords: int, kind: str) -> None:
         "pair": "v_lshl_add_u64 v[4:5], v[2:3], 0, s[4:5]\nv_lshl_add_u64 v[6:7], v[2:3], 0, s[6:7]\n"
         f"global_load_{width} {registers}, v[4:5], off offset:16 nt\ns_waitcnt vmcnt(0)\n"
         f"global_store_{width} v[6:7], {registers}, off offset:16",
-        "buffer": f"s_movk_i32 s10, 0x410\ns_movk_i32 s14, 0x410\nbuffer_load_{width} {registers}, v2, s[8:11], 0 "
-        f"offen offset:16\ns_waitcnt vmcnt(0)\ns_mov_b32 s20, 16\n"
+        "buffer": "s_movk_i32 s10, 0x410\ns_movk_i32 s14, 0x410\n"
+        f"buffer_load_{width} {registers}, v2, s[8:11], 0 offen offset:16\ns_waitcnt vmcnt(0)\n"
+        "s_mov_b32 s20, 16\n"
         f"buffer_store_{width} {registers}, v2, s[12:15], s20 offen",
     }[kind]
     two_buffers(source, target, f"{DESCRIPTORS}v_lshlrev_b32_e32 v2, 4, v0\nv_mov_b32_e32 v3, 0\n{copy}")
@@ -133,7 +134,8 @@ def test_a_buffer_ends_where_its_descriptor_says() -> None:
 
 
 def test_an_access_across_the_end_of_a_buffer_is_not_guessed() -> None:
-    body = f"{DESCRIPTORS}v_lshlrev_b32_e32 v2, 2, v0\nbuffer_load_dwordx2 v[10:11], v2, s[8:11], 0 offen offset:772"
+    body = f"{DESCRIPTORS}v_lshlrev_b32_e32 v2, 2, v0\n"
+    body += "buffer_load_dwordx2 v[10:11], v2, s[8:11], 0 offen offset:772"
     with pytest.raises(UnsupportedInstructionError, match="cross the end") as caught:
         two_buffers(words(256), words(4), body)
     assert caught.value.lane == 62

@@ -100,24 +100,24 @@ for _name, _function in {
 
 # result and scc of (a, b, scc before); None where scc depends on nothing that is promised
 CARRYING: dict[str, tuple[Callable[[int, int, int], int], Callable[[int, int, int], int | None]]] = {
-    "s_add_u32": (lambda a, b, c: a + b, lambda a, b, c: int(a + b > M32)),
+    "s_add_u32": (lambda a, b, _c: a + b, lambda a, b, _c: int(a + b > M32)),
     "s_addc_u32": (lambda a, b, c: a + b + c, lambda a, b, c: int(a + b + c > M32)),
-    "s_sub_u32": (lambda a, b, c: a - b, lambda a, b, c: int(a < b)),
+    "s_sub_u32": (lambda a, b, _c: a - b, lambda a, b, _c: int(a < b)),
     "s_subb_u32": (lambda a, b, c: a - b - c, lambda a, b, c: int(a - b - c < 0)),
-    "s_add_i32": (lambda a, b, c: a + b, lambda a, b, c: int(s32((a + b) & M32) != s32(a) + s32(b))),
-    "s_sub_i32": (lambda a, b, c: a - b, lambda a, b, c: int(s32((a - b) & M32) != s32(a) - s32(b))),
-    "s_min_i32": (lambda a, b, c: min(s32(a), s32(b)), lambda a, b, c: int(s32(a) < s32(b))),
-    "s_min_u32": (lambda a, b, c: min(a, b), lambda a, b, c: int(a < b)),
+    "s_add_i32": (lambda a, b, _c: a + b, lambda a, b, _c: int(s32((a + b) & M32) != s32(a) + s32(b))),
+    "s_sub_i32": (lambda a, b, _c: a - b, lambda a, b, _c: int(s32((a - b) & M32) != s32(a) - s32(b))),
+    "s_min_i32": (lambda a, b, _c: min(s32(a), s32(b)), lambda a, b, _c: int(s32(a) < s32(b))),
+    "s_min_u32": (lambda a, b, _c: min(a, b), lambda a, b, _c: int(a < b)),
     "s_max_i32": (
-        lambda a, b, c: max(s32(a), s32(b)),
-        lambda a, b, c: None if a == b else int(s32(a) > s32(b)),
+        lambda a, b, _c: max(s32(a), s32(b)),
+        lambda a, b, _c: None if a == b else int(s32(a) > s32(b)),
     ),
-    "s_max_u32": (lambda a, b, c: max(a, b), lambda a, b, c: None if a == b else int(a > b)),
-    "s_lshl1_add_u32": (lambda a, b, c: 2 * a + b, lambda a, b, c: int(2 * a + b > M32)),
-    "s_lshl2_add_u32": (lambda a, b, c: 4 * a + b, lambda a, b, c: int(4 * a + b > M32)),
-    "s_lshl3_add_u32": (lambda a, b, c: 8 * a + b, lambda a, b, c: int(8 * a + b > M32)),
-    "s_lshl4_add_u32": (lambda a, b, c: 16 * a + b, lambda a, b, c: int(16 * a + b > M32)),
-    "s_absdiff_i32": (lambda a, b, c: abs(s32(a) - s32(b)), lambda a, b, c: int(a != b)),
+    "s_max_u32": (lambda a, b, _c: max(a, b), lambda a, b, _c: None if a == b else int(a > b)),
+    "s_lshl1_add_u32": (lambda a, b, _c: 2 * a + b, lambda a, b, _c: int(2 * a + b > M32)),
+    "s_lshl2_add_u32": (lambda a, b, _c: 4 * a + b, lambda a, b, _c: int(4 * a + b > M32)),
+    "s_lshl3_add_u32": (lambda a, b, _c: 8 * a + b, lambda a, b, _c: int(8 * a + b > M32)),
+    "s_lshl4_add_u32": (lambda a, b, _c: 16 * a + b, lambda a, b, _c: int(16 * a + b > M32)),
+    "s_absdiff_i32": (lambda a, b, _c: abs(s32(a) - s32(b)), lambda a, b, _c: int(a != b)),
 }
 COMPARES: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,
@@ -285,7 +285,8 @@ def test_moves() -> None:
 def test_saveexec(name: str, same: bool) -> None:
     before, mask = 0xFF00_FF00_1234_5678, 0x0F0F_FFFF_0000_9999
     destination = "s[20:21]" if same else "s[30:31]"
-    text = f"s_{name}_saveexec_b64 {destination}, s[20:21]\ns_mov_b64 s[32:33], exec\ns_mov_b64 s[34:35], {destination}"
+    text = f"s_{name}_saveexec_b64 {destination}, s[20:21]\ns_mov_b64 s[32:33], exec\n"
+    text += f"s_mov_b64 s[34:35], {destination}"
     scalars = {"s20": mask & M32, "s21": mask >> 32}
     names = ["s32", "s33", "s34", "s35", "scc"]
     found = run_lanes(text, scalars=scalars, exec_mask=before, read_scalars=names).scalars

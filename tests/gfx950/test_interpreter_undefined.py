@@ -1,4 +1,4 @@
-"""Values that nothing wrote: they may be moved and computed with, and raise where they would have an effect."""
+"""Values that nothing wrote: they may be computed with, and raise where they would have an effect."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def run_text(body: str, *, initialised: bool = True) -> None:
         "v_mov_b32_e32 v10, v1\nv_permlane32_swap_b32_e32 v20, v10",
         "ds_read_b32 v10, v1\ns_waitcnt lgkmcnt(0)",
         "scratch_load_dword v10, off, off\ns_waitcnt vmcnt(0)",
-        "v_mov_b32_e32 v20, v1\nv_add_u32_sdwa v10, v1, v21 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_1",
-        "s_mov_b64 exec, 1\nv_mov_b32_e32 v10, 4\ns_mov_b64 exec, -1\nv_mov_b32_dpp v10, v10 row_newbcast:9 row_mask:0xf bank_mask:0xf",
+        "v_add_u32_sdwa v10, v1, v21 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_1",
+        "s_mov_b64 exec, 1\nv_mov_b32_e32 v20, 4\ns_mov_b64 exec, -1\n"
+        "v_mov_b32_dpp v10, v20 row_newbcast:9 row_mask:0xf bank_mask:0xf",
     ],
 )
 def test_undefined_values_raise_where_they_have_an_effect(origin: str, effect: str) -> None:

@@ -1,4 +1,4 @@
-"""Single-precision instructions against exact rational arithmetic and IEEE 754 rules stated one value at a time."""
+"""Single-precision instructions against exact rational arithmetic and the rules of IEEE 754."""
 
 from __future__ import annotations
 

@@ -261,8 +261,17 @@ def test_all_256_tables_of_bitop3() -> None:
 
 @pytest.mark.parametrize(
     ("source", "wanted"),
-    [("-16", 0xFFFFFFF0), ("64", 64), ("0x1234", 0x1234), ("0.5", 0x3F000000), ("-4.0", 0xC0800000)]
-    + [("0.15915494", 0x3E22F983), ("s20", 0x89ABCDEF), ("vcc_hi", 0x11223344), ("m0", 0x55667788)],
+    [
+        ("-16", 0xFFFFFFF0),
+        ("64", 64),
+        ("0x1234", 0x1234),
+        ("0.5", 0x3F000000),
+        ("-4.0", 0xC0800000),
+        ("0.15915494", 0x3E22F983),
+        ("s20", 0x89ABCDEF),
+        ("vcc_hi", 0x11223344),
+        ("m0", 0x55667788),
+    ],
 )
 def test_scalar_and_constant_sources(source: str, wanted: int) -> None:
     scalars = {"s20": 0x89ABCDEF, "vcc_hi": 0x11223344, "m0": 0x55667788}

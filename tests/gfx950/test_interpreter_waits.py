@@ -1,4 +1,4 @@
-"""A register or LDS byte touched before the wait that covers it is an error, for every counter; the right wait is none."""
+"""A register or LDS byte touched before the wait that covers it is an error, for every counter."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ def test_waits_at_the_counters_highest_value_do_nothing() -> None:
 
 def test_raw_wait_immediates() -> None:
     run_text(
-        f"{SETUP}ds_read_b32 v10, v1\nglobal_load_dword v11, v1, s[4:5]\ns_waitcnt 0\nv_add_u32_e32 v12, v10, v11"
+        f"{SETUP}ds_read_b32 v10, v1\nglobal_load_dword v11, v1, s[4:5]\ns_waitcnt 0\n"
+        "v_add_u32_e32 v12, v10, v11"
     )
     with pytest.raises(MissingWaitError, match="v10"):  # vmcnt(0) alone
         run_text(f"{SETUP}ds_read_b32 v10, v1\ns_waitcnt 0x0f70\nv_mov_b32_e32 v12, v10")

@@ -9,10 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, ValueSource, write32
+from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, ValueSource
 from kernel.gfx950.instructions.sdwa import sdwa_source
 from kernel.gfx950.operands import EXEC, VCC, Operand
-from kernel.gfx950.wave import LaneMask, Wave
+from kernel.gfx950.registers import LaneMask
+from kernel.gfx950.results import write32
+from kernel.gfx950.wave import Wave
 
 _FALSE, _TRUE = np.zeros(64, np.bool_), np.ones(64, np.bool_)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import Builder, Form, Step, write32
+from kernel.gfx950.form import Builder, Form, Step
 from kernel.gfx950.instructions.bits import count_ones
+from kernel.gfx950.results import write32
 from kernel.gfx950.wave import Wave
 
 _LANES = np.arange(64)

@@ -14,18 +14,11 @@ import numpy.typing as npt
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Form, Step, Value, ValueSource
 from kernel.gfx950.operands import Operand
-from kernel.gfx950.wave import LaneMask, Wave
+from kernel.gfx950.registers import LaneMask
+from kernel.gfx950.wave import Wave
 
 _LANES = np.arange(64)
 _ROW, _IN_ROW = _LANES & ~15, _LANES & 15
-_CONTROLS = (
-    "quad_perm", "row_shl", "row_shr", "row_ror", "row_mirror", "row_half_mirror", "row_bcast",
-    "row_newbcast", "wave_shl", "wave_shr", "wave_rol", "wave_ror",
-)  # fmt: skip
-
-
-def is_dpp(form: Form) -> bool:
-    return form.instruction.encoding == "dpp" or form.has(*_CONTROLS)
 
 
 def lane_map(form: Form) -> tuple[npt.NDArray[np.intp], LaneMask]:

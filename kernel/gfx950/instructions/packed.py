@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import SIGN32, Builder, Form, Step, Value, ValueSource, write32
+from kernel.gfx950.form import SIGN32, Builder, Form, Step, Value, ValueSource
 from kernel.gfx950.instructions import float32 as ieee
 from kernel.gfx950.operands import Operand
+from kernel.gfx950.results import write32
 from kernel.gfx950.wave import Wave
 
 _FLOAT: dict[str, Callable[..., Value]] = {

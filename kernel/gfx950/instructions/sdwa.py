@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import Form, Step, Value, ValueSource, write32
+from kernel.gfx950.form import Form, Step, Value, ValueSource
 from kernel.gfx950.operands import Operand
+from kernel.gfx950.results import write32
 from kernel.gfx950.wave import Wave
 
 _SELECTIONS = {

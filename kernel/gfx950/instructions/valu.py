@@ -13,11 +13,12 @@ from typing import cast
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, write32, write64
+from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value
 from kernel.gfx950.instructions import bits
 from kernel.gfx950.instructions import float32 as ieee
-from kernel.gfx950.instructions.dpp import dpp_step, is_dpp
+from kernel.gfx950.instructions.dpp import dpp_step
 from kernel.gfx950.instructions.sdwa import sdwa_step
+from kernel.gfx950.results import write32, write64
 from kernel.gfx950.wave import Wave
 
 U32, U64 = np.uint32, np.uint64
@@ -119,7 +120,9 @@ _CONVERT = {
     "v_cvt_f32_ubyte1": Operation("u", "f", lambda a: np.asarray(a >> U32(8) & U32(255)).astype(np.float32)),
     "v_cvt_f32_ubyte2": Operation("u", "f", lambda a: np.asarray(a >> U32(16) & U32(255)).astype(np.float32)),
     "v_cvt_f32_ubyte3": Operation("u", "f", lambda a: np.asarray(a >> U32(24)).astype(np.float32)),
-    "v_cvt_f32_f16": Operation("h", "f", lambda a: ieee.quiet(np.asarray(a).view(np.float16).astype(np.float32))),
+    "v_cvt_f32_f16": Operation(
+        "h", "f", lambda a: ieee.quiet(np.asarray(a).view(np.float16).astype(np.float32))
+    ),
     "v_cvt_f16_f32": Operation(
         "f", "u", lambda a: bits.half_result(np.asarray(ieee.quiet(a)).astype(np.float16))
     ),
@@ -179,7 +182,7 @@ def arithmetic(form: Form, operation: Operation) -> Step:
         form.source(operand, cast("TypeLetter", letter))
         for operand, letter in zip(operands[1:], operation.sources, strict=True)
     ]
-    if is_dpp(form):
+    if encoding == "dpp":
         return dpp_step(form, operands, operation.sources, letter, function, sources)
     put = write64(destination) if pair else write32(destination, letter)
     if len(sources) == 1:
