@@ -47,7 +47,7 @@ from kernel.gfx950.launch import RunOptions, run
 from kernel.gfx950.memory import Memory, Region
 from kernel.gfx950.metadata import KernelArgument, KernelMetadata, from_descriptor
 from kernel.gfx950.parse import Instruction, Kernel, Program, parse_program
-from kernel.gfx950.report import RunReport
+from kernel.gfx950.run_report import RunReport
 from kernel.gfx950.schedule import SCHEDULES, Schedule
 
 __all__ = [

@@ -22,7 +22,7 @@ from kernel.gfx950.memory import Memory
 from kernel.gfx950.metadata import KernelMetadata
 from kernel.gfx950.parse import Kernel, Program
 from kernel.gfx950.races import GlobalLog
-from kernel.gfx950.report import RunReport
+from kernel.gfx950.run_report import RunReport
 from kernel.gfx950.schedule import Schedule
 from kernel.gfx950.wave import DEFINED, LANES, Wave
 

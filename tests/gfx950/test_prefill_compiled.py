@@ -10,7 +10,7 @@ import pytest
 from kernel.batch import SUPPORTED_HEADS
 from kernel.gfx950 import Kernel
 from kernel.gfx950.hip import simulated_device
-from kernel.gfx950.report import instruction_class
+from kernel.gfx950.run_report import instruction_class
 from tests.gfx950.prefill import scored
 from tests.support.calls import random_call
 
