@@ -6,6 +6,7 @@ import typer
 
 from client.commands.demo import demo
 from client.commands.doctor import doctor
+from client.commands.kernel import kernel
 from client.commands.score import score
 from client.commands.verify import verify
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (demo, doctor, score, verify):
     app.command(epilog=EXIT_CODES)(command)
+app.add_typer(kernel)
 
 
 def main() -> None:
