@@ -19,8 +19,8 @@ RunReport``: ``grid`` counts workgroups, ``block`` threads; ``kernargs`` are the
 segment, hidden arguments included. ``SCHEDULES`` holds the orders a test should sweep.
 
 ``hazard_distances(kernel)`` gives the fewest wait states between dependent instructions and what gfx950
-needs; ``check_hazards`` raises where there are too few. ``RunReport`` has counts by class, mnemonic and label,
-LDS bank conflicts and each wave's path (``RunOptions(bank_conflicts=True, trace=True)``).
+needs; ``check_hazards`` raises where there are too few. ``RunReport`` counts instructions by class, mnemonic
+and label; with ``RunOptions(bank_conflicts=True, trace=True)`` also LDS bank conflicts and each wave's path.
 
 Nothing is guessed: an unknown mnemonic, operand, modifier or mode raises. Memory is deferred: what is
 loaded may be touched only behind the ``s_waitcnt`` that covers it. Registers, LDS and scratch start

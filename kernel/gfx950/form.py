@@ -15,6 +15,7 @@ import numpy.typing as npt
 from kernel.gfx950.errors import UndefinedReadError, UnsupportedInstructionError
 from kernel.gfx950.operands import ACCUMULATORS, EXEC, Operand
 from kernel.gfx950.parse import Instruction, Kernel
+from kernel.gfx950.registers import scalar_name
 from kernel.gfx950.wave import Wave
 
 Step = Callable[[Wave], None]
@@ -192,7 +193,7 @@ class Form:
             value = read(wave)
             if wave.taint is not None:
                 lane = int(np.argmax(wave.taint))
-                raise UndefinedReadError(f"an address, {operand.text}, that nothing wrote", lane=lane)
+                raise UndefinedReadError(f"an address in {wave.taint_source}, which nothing wrote", lane=lane)
             return value
 
         return checked
@@ -256,7 +257,7 @@ def _with_sign_modifiers(bits: ValueSource, negate: bool, absolute: bool) -> Val
 def _scalar32(register: int, cast: Any) -> ValueSource:
     def read(wave: Wave) -> Any:
         if wave.scalar_states[register] and wave.undefined32(register):
-            wave.add_taint(_EVERY_LANE)
+            wave.add_taint(_EVERY_LANE, scalar_name(register))
         return np.uint32(wave.scalars[register]).view(cast)
 
     return read
@@ -266,7 +267,7 @@ def _scalar64(register: int, cast: Any) -> ValueSource:
     def read(wave: Wave) -> Any:
         states = wave.scalar_states
         if (states[register] or states[register + 1]) and wave.undefined64(register):
-            wave.add_taint(_EVERY_LANE)
+            wave.add_taint(_EVERY_LANE, scalar_name(register))
         return np.uint64(wave.scalars[register] | wave.scalars[register + 1] << 32).view(cast)
 
     return read

@@ -62,6 +62,7 @@ class Wave:
         "scratch",
         "scratch_defined",
         "taint",
+        "taint_source",
         "taint_written",
         "u32",
         "vector_states",
@@ -85,6 +86,7 @@ class Wave:
         self.taint: LaneMask | None = None
         """Active lanes in which a source of the instruction now running is undefined."""
         self.taint_written = False
+        self.taint_source = ""
         self.scc, self.scc_defined = 0, False
         self.mask_cache: dict[int, tuple[int, LaneMask]] = {}
         self.set_exec(ALL_LANES)
@@ -110,7 +112,7 @@ class Wave:
         if states[register] or states[register + 1]:
             undefined = self.undefined64(register)
             if undefined:
-                self.add_taint(mask_of(undefined))
+                self.add_taint(mask_of(undefined), scalar_name(register))
         value = self.scalars[register] | self.scalars[register + 1] << 32
         cached = self.mask_cache.get(register)
         if cached is not None and cached[0] == value:
@@ -133,9 +135,11 @@ class Wave:
 
     # -- undefined sources of the instruction now running
 
-    def add_taint(self, lanes: LaneMask) -> None:
+    def add_taint(self, lanes: LaneMask, source: str) -> None:
+        """The active ones of ``lanes`` are undefined in the register named ``source``."""
         lanes = lanes & self.lanes
         if lanes.any():
+            self.taint_source = source
             self.taint = lanes if self.taint is None else self.taint | lanes
 
     def settle(self) -> None:
@@ -144,7 +148,7 @@ class Wave:
         self.taint, self.taint_written = None, False
         if taint is not None and not written:
             raise UndefinedReadError(
-                "a source that nothing wrote has an effect here", lane=int(np.argmax(taint))
+                f"{self.taint_source}, which nothing wrote, has an effect here", lane=int(np.argmax(taint))
             )
 
     # -- scalar registers
@@ -212,7 +216,7 @@ class Wave:
         """Slow half of a read: undefined active lanes taint the instruction; raises if in flight."""
         if self.vector_states[register] == IN_FLIGHT:
             raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
-        self.add_taint(~self.defined[register])
+        self.add_taint(~self.defined[register], vector_name(register))
 
     def require(self, register: int, lanes: LaneMask) -> None:
         """Raises unless the register is defined in all of ``lanes``."""

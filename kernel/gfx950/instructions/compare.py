@@ -12,7 +12,7 @@ from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, Step, TypeLetter, Value, ValueSource
 from kernel.gfx950.instructions.sdwa import sdwa_source
 from kernel.gfx950.operands import EXEC, VCC, Operand
-from kernel.gfx950.registers import LaneMask
+from kernel.gfx950.registers import LaneMask, vector_name
 from kernel.gfx950.results import write32
 from kernel.gfx950.wave import Wave
 
@@ -114,9 +114,8 @@ def _select(form: Form) -> Step:
         result = np.where(mask, value(wave, yes_register, yes_source), value(wave, no_register, no_source))
         states = wave.vector_states
         if (no_register >= 0 and states[no_register]) or (yes_register >= 0 and states[yes_register]):
-            wave.add_taint(
-                ~np.where(mask, _lanes_defined(wave, yes_register), _lanes_defined(wave, no_register))
-            )
+            defined = np.where(mask, _lanes_defined(wave, yes_register), _lanes_defined(wave, no_register))
+            wave.add_taint(~defined, "the selected source")
         put(wave, result)
 
     return step
@@ -173,10 +172,11 @@ def _wide_multiply_add(form: Form) -> Step:
         total = np.broadcast_to(product + addend, 64)
         over = ((product ^ total) & (addend ^ total)) < 0 if signed else total < product
         bits = total.view(np.uint64)
-        # The low half does not depend on the addend's high half, which compilers leave undefined.
-        all_taint, wave.taint = wave.taint, taint
+        all_taint = wave.taint
         if all_taint is not None and low_addend >= 0:
-            wave.add_taint(~_lanes_defined(wave, low_addend))
+            # the low half does not depend on the addend's high half, which compilers leave undefined
+            wave.taint = taint
+            wave.add_taint(~_lanes_defined(wave, low_addend), vector_name(low_addend))
         low(wave, (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32))
         wave.taint = all_taint
         high(wave, (bits >> np.uint64(32)).astype(np.uint32))

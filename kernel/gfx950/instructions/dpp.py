@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.form import Form, Step, Value, ValueSource
 from kernel.gfx950.operands import Operand
-from kernel.gfx950.registers import LaneMask
+from kernel.gfx950.registers import LaneMask, vector_name
 from kernel.gfx950.wave import Wave
 
 _LANES = np.arange(64)
@@ -88,7 +88,7 @@ def dpp_step(
         written = enabled & wave.lanes if zero_outside else enabled & wave.lanes & valid
         defined = wave.definedness(origin)
         if defined is not None:
-            wave.add_taint(written & valid & ~defined[lanes])
+            wave.add_taint(written & valid & ~defined[lanes], vector_name(origin))
         value = np.where(valid, wave.u32[origin][lanes], np.uint32(0)).view(cast)
         out = np.asarray(function(value, *[source(wave) for source in rest]))
         known = None if wave.taint is None else ~wave.taint
