@@ -225,6 +225,11 @@ def pin(value: Value) -> Value:
     return llvm.inline_asm(value.type, [value], "; pin", "=v,0", has_side_effects=True)
 
 
+def pin_scalar(value: Value) -> Value:
+    """:func:`pin` for a uniform value. A loaded one is waited for here, and not loaded later."""
+    return llvm.inline_asm(value.type, [value], "; pin", "=s,0", has_side_effects=True)
+
+
 def fence() -> None:
     """Nothing is scheduled across this point."""
     fx.rocdl.sched_barrier(0)

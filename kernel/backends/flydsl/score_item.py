@@ -95,6 +95,7 @@ class ItemScorer:
             d.shift_right(self.position + 1, 7), d.shift_right(self.position, 7) + 1 - arguments.local_blocks
         )
         self.aligned = (self.position & (BLOCK_TOKENS - 1)) == 0
+        self.wants_maxima = arguments.maxima != 0
         self.minus_infinity = d.f32(float("-inf"))
         self.block = BlockScorer(self.log_heads, self.wave, self.lane, self.wave_position)
         self._place_rows()
@@ -181,21 +182,24 @@ class ItemScorer:
         def fetch_ids() -> None:
             page_ids.extend(self._page_id(block + (STORE_BLOCKS + 2 + k)) for k in range(STORE_BLOCKS))
 
+        def hold_ids() -> None:
+            page_ids[:] = [d.pin_scalar(page_id) for page_id in page_ids]
+
+        late = {0: fetch_ids, 1: hold_ids}
         previous, states = None, []
         raw, keys = carried.raw, carried.keys
         for k in range(STORE_BLOCKS):
             ahead = self._load_page(carried.page_ids[k])
             slots = (k % 2 * geo.SLOT_BYTES, (k + 1) % 2 * geo.SLOT_BYTES)
-            late = fetch_ids if k == 0 else None
             previous, keys = self.block.score(
-                slots, keys, raw, self.block.whole_start, previous=previous, late=late
+                slots, keys, raw, self.block.whole_start, previous=previous, late=late.get(k)
             )
             states.append(previous)
             raw = ahead
         states[-1].scores = self.block.finish(states[-1])
         scores = [[state.scores[j] for state in states] for j in range(geo.REDUCED_ROWS)]
         left = Carried(raw, page_ids, keys, carried.maxima)
-        return self._leave_group(scores, left, lambda: self._store_scores(block, scores))
+        return self._leave_group(block, scores, left, lambda: self._store_scores(block, scores))
 
     def _careful_group(self, block: Value, carried: Carried) -> Carried:
         """Up to four blocks with causal masks and sentinels, one a trip; blocks past the item's end are not
@@ -272,21 +276,33 @@ class ItemScorer:
         values = d.for_range(block, end, 1, [*carried.raw, *carried.page_ids, carried.keys, *unscored], trip)
         scores = [values[8:12], values[12:]]
         left = Carried(values[:3], values[3:7], values[7], carried.maxima)
-        return self._leave_group(scores, left, lambda: self._store_within_row(block, scores))
+        return self._leave_group(block, scores, left, lambda: self._store_within_row(block, scores))
 
     def _with_sentinels(self, score: Value, block: Value, num_blocks: Value) -> Value:
         score = d.select(block < self.arguments.init_blocks, d.f32(INIT_SCORE), score)
         score = d.select(num_blocks <= block + self.arguments.local_blocks, d.f32(LOCAL_SCORE), score)
         return d.select(num_blocks <= block, self.minus_infinity, score)
 
-    def _leave_group(self, scores: list[list[Value]], carried: Carried, store: Callable[[], None]) -> Carried:
+    def _leave_group(
+        self, block: Value, scores: list[list[Value]], carried: Carried, store: Callable[[], None]
+    ) -> Carried:
         """Store four scores a row and take them into the maxima."""
         # Pinned, a wait for the page comes before the stores; after them it would be a wait for them too.
         carried.raw = [d.pin(x) for x in carried.raw]
         store()
+        best = list(carried.maxima)
         for j, row in enumerate(scores):
             for score in row:
-                carried.maxima[j] = d.max_f32(carried.maxima[j], score)
+                best[j] = d.max_f32(best[j], score)
+        following = block + STORE_BLOCKS
+        ends = ((following & (MAXIMA_BLOCKS - 1)) == 0) | (following >= self.end_block)
+
+        def leave() -> list[Value]:
+            d.if_then(self.wants_maxima, lambda: self._store_maxima(block, best))
+            return [self.minus_infinity] * geo.REDUCED_ROWS
+
+        maxima = d.if_else(ends, [T.f32] * geo.REDUCED_ROWS, leave, lambda: best)
+        carried.maxima = maxima
         return carried
 
     def _store_scores(self, block: Value, rows: list[list[Value]]) -> None:
@@ -321,35 +337,43 @@ class ItemScorer:
 
     # ---- the item ----
     def run(self) -> None:
-        wants_maxima = self.arguments.maxima != 0
+        """Careful groups up to the init blocks' end, plain ones, careful ones again.
 
-        def group(block: fx.Int32, values: list[Value]) -> list[Value]:
-            types = [value.type for value in values]
-            plain = (self.arguments.init_blocks <= block) & (block + STORE_BLOCKS <= self.plain_end)
-            values = d.if_else(
-                plain,
-                types,
-                lambda: self._plain_group(block, Carried.of(values)).values(),
-                lambda: self._careful_group(block, Carried.of(values)).values(),
-            )
-            following = block + STORE_BLOCKS
-            ends = ((following & (MAXIMA_BLOCKS - 1)) == 0) | (following >= self.end_block)
+        Two trips of an outer loop, so that there is one copy of each group's code; and loops of their own,
+        since with a choice in one loop LLVM copies everything carried at its end.
+        """
+        first, end = self.first_block, self.end_block
+        plain_first = d.maximum(first, (self.arguments.init_blocks + (STORE_BLOCKS - 1)) & -STORE_BLOCKS)
+        plain_end = d.minimum(self.plain_end, end) & -STORE_BLOCKS
+        has_plain = plain_first < plain_end
+        # Chains of minima become vector instructions; the loops need scalars.
+        plain_first = d.uniform(d.select(has_plain, plain_first, end))
+        plain_end = d.uniform(d.select(has_plain, plain_end, end))
 
-            def leave() -> list[Value]:
-                d.if_then(wants_maxima, lambda: self._store_maxima(block, values[8:]))
-                return [self.minus_infinity] * geo.REDUCED_ROWS
+        def part(trip: fx.Int32, values: list[Value]) -> list[Value]:
+            last = trip == 1
+            for group, start, stop in (
+                (self._plain_group, d.select(last, plain_first, first), d.select(last, plain_end, first)),
+                (self._careful_group, d.select(last, plain_end, first), d.select(last, end, plain_first)),
+            ):
+                values = d.for_range(
+                    start,
+                    stop,
+                    STORE_BLOCKS,
+                    values,
+                    lambda block, carried, group=group: group(block, Carried.of(carried)).values(),  # type: ignore[misc]
+                )
+            return values
 
-            return values[:8] + d.if_else(ends, types[8:], leave, lambda: values[8:])
+        d.for_range(0, 2, 1, self._prologue().values(), part)
+        self._fill_rest()
 
-        d.for_range(self.first_block, self.end_block, STORE_BLOCKS, self._prologue().values(), group)
-        self._fill_rest(wants_maxima)
-
-    def _fill_rest(self, wants_maxima: Value) -> None:
+    def _fill_rest(self) -> None:
         """-inf from the item's end to ``fill_end``: blocks that none of its rows sees."""
 
         def fill(block: fx.Int32, _: list[Value]) -> list[Value]:
             self._store_within_row(block, [[self.minus_infinity] * STORE_BLOCKS] * geo.REDUCED_ROWS)
-            starts = ((block & (MAXIMA_BLOCKS - 1)) == 0) & wants_maxima
+            starts = ((block & (MAXIMA_BLOCKS - 1)) == 0) & self.wants_maxima
             d.if_then(starts, lambda: self._store_maxima(block, [self.minus_infinity] * geo.REDUCED_ROWS))
             return []
 
