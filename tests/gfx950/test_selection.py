@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernel.backends import registry
 from kernel.backends.base import Order
 from kernel.backends.cpu.topk import select_topk
 from kernel.backends.flydsl import selection
 from kernel.backends.flydsl.selection import pieces, select_from_maxima
+from kernel.backends.reference import ReferenceBackend
 from tests.gfx950.prefill import group_maxima
 from tests.support.calls import RAGGED, random_call
 from tests.support.compare import assert_same_bits
@@ -29,6 +31,18 @@ def test_equals_topk_of_all_scores(order: Order, k: int, levels: int) -> None:
     select_topk(scores, num_blocks, expected, order)
     found = torch.empty_like(expected)
     select_from_maxima(scores, group_maxima(scores), num_blocks, found, order)
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("order", ["score", "block"])
+def test_of_the_kernels_scores_equals_the_oracles(order: Order) -> None:
+    """A context of 69 blocks, where k = 2 goes through maxima, beside a short request."""
+    call = random_call([(8720, 5), (300, 3), (0, 0)], 4, seed=21).forcing(0, 1)
+    batch = call.batch()
+    expected = torch.full((4, 8, 2), -7, dtype=torch.int32)
+    ReferenceBackend().select(batch, expected, order)
+    found = torch.full_like(expected, -7)
+    registry.create("flydsl-sim").select(batch, found, order)
     assert_same_bits(found, expected)
 
 
