@@ -9,17 +9,24 @@ from typing import Annotated
 
 import typer
 
+from client.commands.kernel_report import report
 from client.failure import one_line_errors
 from client.options import JsonOption
 
 kernel = typer.Typer(
-    name="kernel", help="Compile the gfx950 kernels.", no_args_is_help=True, rich_markup_mode=None
+    name="kernel",
+    help="Compile the gfx950 kernels, and report on them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 
 @kernel.callback()
 def _group() -> None:
-    """Compile the gfx950 kernels."""
+    """Compile the gfx950 kernels, and report on them."""
+
+
+kernel.command("report")(report)
 
 
 @kernel.command("compile")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from kernel.backends.flydsl import linker
@@ -54,6 +56,30 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         settings["FLYDSL_RUNTIME_CACHE_DIR"] = str(cache_dir)
     with _environment(settings):
         return [score_prefill.compile_for(heads) for heads in SUPPORTED_HEADS]
+
+
+def assembly(heads: int) -> tuple[str, str]:
+    """Compile the prefill scorer afresh, past FlyDSL's cache.
+
+    Args:
+        heads: index heads, H.
+
+    Returns:
+        The kernel's name and the compiler's assembly text, which is the binary: assembled again it gives the
+        same bytes.
+
+    Raises:
+        DeviceUnavailableError: see :func:`prepare`.
+    """
+    prepare()
+    from kernel.backends.flydsl import score_prefill
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"COMPILE_ONLY": "1", "FLYDSL_DEBUG_DUMP_ASM": "1", "FLYDSL_DUMP_DIR": folder}
+        with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
+            name = score_prefill.compile_for(heads)
+        (text,) = Path(folder).rglob("*.s")
+        return name, text.read_text()
 
 
 @contextmanager

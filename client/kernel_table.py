@@ -1,0 +1,87 @@
+"""A kernel report for people, at most 100 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kernel.gfx950.report.kernel_report import KernelReport, LoopReport
+from kernel.gfx950.report.targets import Target
+
+COLUMNS = 100
+
+
+def print_report(console: Console, report: KernelReport, targets: Sequence[Target]) -> None:
+    """Print one kernel: resources, loops, where waves wait, wait states, targets."""
+    has = report.resources
+    console.print(Text(f"{report.name} (H = {report.heads})", "bold"))
+    console.print(
+        f"{has.vgpr} VGPR ({has.agpr} AGPR of them), {has.sgpr} SGPR, {has.vgpr_spills} + {has.sgpr_spills} "
+        f"spills, {has.scratch_bytes} B scratch, {has.lds_bytes:,} B LDS, {has.waves_per_simd} waves a SIMD",
+        width=COLUMNS,
+    )
+    console.print(_loops(report.loops), width=COLUMNS)
+    console.print(Text("Predicted clocks of a trip, and of them a wave's waits:", "italic"))
+    for loop in report.loops:
+        console.print(f"  {loop.trip.role:<10}{_waits(loop)}", width=COLUMNS)
+    console.print(_wait_states(report), width=COLUMNS)
+    missed = [target for target in targets if not target.met]
+    console.print(f"{len(targets) - len(missed)} of {len(targets)} targets met.")
+    for target in missed:
+        reason = f": {target.reason}" if target.reason else ""
+        line = f"missed: {target.name} {target.found}, wanted {target.wanted}{reason}"
+        console.print(Text(line, "yellow"), width=COLUMNS)
+    console.print()
+
+
+def _loops(loops: Sequence[LoopReport]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("one trip\nof a wave")
+    for column in ("blocks", "instr.", "MFMA", "VALU", "LDS\nr/w", "waits", "nops"):
+        table.add_column(column, justify="right")
+    table.add_column("predicted clocks\nMFMA/VALU/LDS", justify="right")
+    table.add_column("bound")
+    table.add_column("predicted\nMFMA use", justify="right")
+    table.add_column("worst\nphase", justify="right")
+    for loop in loops:
+        count, model = loop.classes.get, loop.model
+        table.add_row(
+            loop.trip.role,
+            str(loop.trip.blocks),
+            str(len(loop.trip.path)),
+            str(count("mfma", 0)),
+            str(count("valu", 0)),
+            f"{count('lds_read', 0)}/{count('lds_write', 0)}",
+            str(count("wait", 0)),
+            str(count("nop", 0)),
+            f"{model.mfma}/{model.valu}/{model.lds}",
+            model.bound,
+            _percent(loop, loop.prediction.utilisation),
+            _percent(loop, loop.prediction.lowest),
+        )
+    return table
+
+
+def _percent(loop: LoopReport, share: float) -> str:
+    return f"{100 * share:.1f} %" if loop.model.mfma else "-"
+
+
+def _waits(loop: LoopReport) -> str:
+    waits = [f"{reason} {clocks:.0f}" for reason, clocks in loop.prediction.stalls.items() if clocks >= 1]
+    return f"{loop.prediction.clocks:.0f}: {', '.join(waits) or 'none'}"
+
+
+def _wait_states(report: KernelReport) -> str:
+    met = [hazard for hazard in report.hazards if hazard.seen is not None]
+    close = [hazard for hazard in met if not hazard.ok]
+    if close:
+        listed = "; ".join(f"{hazard.kind}: {hazard.seen} of {hazard.needed}" for hazard in close)
+        return f"TOO FEW WAIT STATES: {listed}"
+    exact = sum(hazard.seen == hazard.needed for hazard in met)
+    return (
+        f"Wait states: {len(met)} kinds of dependence occur, none closer than gfx950 needs, {exact} just so."
+    )

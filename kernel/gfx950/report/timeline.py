@@ -1,0 +1,308 @@
+"""PREDICTION, not measurement: the waves of two workgroups on one CU, replayed in order over one path.
+
+Each workgroup has a wave on each of the four SIMDs, and all eight waves repeat the same trip; the second
+workgroup starts later, by each of five fractions of a trip. Assumed, since a CPU cannot measure any of it:
+
+- A wave issues in order, one instruction per 4 clocks. A SIMD issues one vector instruction (VALU or MFMA)
+  per 4 clocks, and likewise one scalar, one LDS, one memory instruction; of two waves that are ready the one
+  that has waited longer goes first. A taken branch costs its wave 16 clocks more.
+- An MFMA holds the matrix pipe 32 clocks, and its result can be read or overwritten 16 clocks after that, the
+  wait states the compiler must leave. Any other vector result can be used by the next instruction. VALU
+  instructions of either wave issue while the matrix pipe works, each in a slot that no MFMA can have.
+- LDS serves the CU at 128 bytes a clock in the order of issue, plus 2 clocks for each extra pass that bank
+  conflicts took in an interpreted run; data arrives 96 clocks after its turn.
+- A load from memory takes 1,500 clocks, a scalar load 400, whatever the bandwidth; a store counts as a load.
+- ``s_nop n`` takes its wave n + 1 issue slots. A barrier lets its waves go 32 clocks after the last arrives.
+- Left out: instruction fetch, register-bank conflicts, address translation, limits of the queues, clocks that
+  power management takes away, and that in a real launch the two workgroups are seldom on the same path: a
+  block's diagonal usually meets fully visible blocks of the other workgroup, which would fill its gaps.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kernel.gfx950.parse import Instruction, Kernel
+from kernel.gfx950.register_use import Register, register_use
+from kernel.gfx950.report.model import (
+    LANES,
+    LDS_BYTES_PER_CLOCK,
+    LDS_PASS_CLOCKS,
+    SIMDS,
+    lds_lane_bytes,
+    mfma_clocks,
+)
+from kernel.gfx950.run_report import instruction_class
+
+ISSUE_CLOCKS = 4
+TAKEN_BRANCH_CLOCKS = 16
+MFMA_RESULT_CLOCKS = 16
+LDS_LATENCY_CLOCKS = 96
+MEMORY_CLOCKS = 1500
+SCALAR_LOAD_CLOCKS = 400
+BARRIER_CLOCKS = 32
+WORKGROUPS = 2
+PHASES = 5
+"""Starts of the second workgroup that are tried, evenly over a trip's matrix clocks of both."""
+_WARM_UP_TRIPS = 2
+_TRIPS = 5
+_NO_WAIT = 1 << 30
+"""What a counter never exceeds."""
+_VECTOR, _SCALAR, _LDS, _MEMORY = range(4)
+_ISSUERS = {
+    "valu": _VECTOR, "mfma": _VECTOR, "salu": _SCALAR, "smem": _SCALAR, "branch": _SCALAR,
+    "lds_read": _LDS, "lds_write": _LDS, "vmem_load": _MEMORY, "vmem_store": _MEMORY,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the replays of a trip gave, means over ``PHASES``; clocks are predicted ones.
+
+    Attributes:
+        utilisation: share of the time that the matrix pipes were busy. lowest, highest: of the phases.
+        clocks: of one trip of a wave, beside a second wave on its SIMD.
+        stalls: clocks of a trip that a wave waited, by what for, most first; where the other wave has the
+            pipe that it waits for, nothing is lost.
+    """
+
+    utilisation: float
+    lowest: float
+    highest: float
+    clocks: float
+    stalls: dict[str, float]
+
+
+@dataclass(eq=False, slots=True)
+class _Step:
+    """An instruction as the replay needs it."""
+
+    kind: str
+    issuer: int
+    """Which of a SIMD's issuers it needs; -1 for none."""
+    results: tuple[Register, ...]
+    """Registers that it touches and that some MFMA of the path writes."""
+    writes: tuple[Register, ...]
+    """Of an MFMA."""
+    own_clocks: float
+    """Until the wave's next instruction may issue."""
+    pipe_clocks: float = 0
+    """Of the matrix pipe or of the LDS."""
+    vmcnt: int = _NO_WAIT
+    lgkmcnt: int = _NO_WAIT
+
+
+@dataclass(eq=False, slots=True)
+class _Wave:
+    simd: int
+    group: int
+    time: float
+    at: int = 0
+    ready: dict[Register, float] = field(default_factory=dict)
+    lds_done: deque[tuple[float, str]] = field(default_factory=deque)
+    """Clock and kind of what ``lgkmcnt`` counts, in the order of issue."""
+    memory_done: deque[tuple[float, str]] = field(default_factory=deque)
+    marks: list[float] = field(default_factory=list)
+    waiting: bool = False
+    start: float = 0
+    reason: str = ""
+
+
+def predict(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int, float]) -> Prediction:
+    """Replay a trip.
+
+    Args:
+        kernel: whose instructions ``path`` indexes.
+        path: one trip, which follows itself.
+        extra_passes: mean extra LDS passes of an access, by assembly line.
+
+    Raises:
+        UnknownRateError: an instruction whose rate is not known.
+    """
+    steps = _steps(kernel, path, extra_passes)
+    period = WORKGROUPS * sum(step.pipe_clocks if step.kind == "mfma" else 0 for step in steps)
+    replays = [_Replay(steps, period * phase / PHASES) for phase in range(PHASES)]
+    for replay in replays:
+        replay.run()
+    shares = [replay.utilisation() for replay in replays]
+    stalls: dict[str, float] = {}
+    for replay in replays:
+        for reason, clocks in replay.stall_clocks().items():
+            stalls[reason] = stalls.get(reason, 0.0) + clocks / PHASES
+    return Prediction(
+        statistics.fmean(shares),
+        min(shares),
+        max(shares),
+        statistics.fmean(replay.trip_clocks() for replay in replays),
+        dict(sorted(stalls.items(), key=lambda item: -item[1])),
+    )
+
+
+def _steps(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int, float]) -> list[_Step]:
+    instructions = [kernel.instructions[index] for index in path]
+    results = frozenset[Register]().union(
+        *(register_use(i).writes for i in instructions if instruction_class(i) == "mfma")
+    )
+    jumps = [following != index + 1 for index, following in zip(path, [*path[1:], path[0]])]
+    return [_step(i, jump, results, extra_passes) for i, jump in zip(instructions, jumps)]
+
+
+def _step(
+    instruction: Instruction, jumps: bool, results: frozenset[Register], extra_passes: Mapping[int, float]
+) -> _Step:
+    kind = instruction_class(instruction)
+    own, pipe = float(ISSUE_CLOCKS), 0.0
+    vmcnt, lgkmcnt = _NO_WAIT, _NO_WAIT
+    if kind == "mfma":
+        pipe = mfma_clocks(instruction)
+    elif kind in ("lds_read", "lds_write"):
+        pipe = lds_lane_bytes(instruction) * LANES / LDS_BYTES_PER_CLOCK
+        pipe += LDS_PASS_CLOCKS * extra_passes.get(instruction.line, 0.0)
+    elif kind == "nop":
+        own = ISSUE_CLOCKS * (int(instruction.operands[0].number) + 1)
+    elif kind == "branch" and jumps:
+        own += TAKEN_BRANCH_CLOCKS
+    elif kind == "wait":
+        vmcnt, lgkmcnt = (_count(instruction, name) for name in ("vmcnt", "lgkmcnt"))
+    use = register_use(instruction)
+    slow = tuple(register for register in (use.reads | use.writes) & results)
+    writes = tuple(use.writes) if kind == "mfma" else ()
+    return _Step(kind, _ISSUERS.get(kind, -1), slow, writes, own, pipe, vmcnt, lgkmcnt)
+
+
+def _count(instruction: Instruction, name: str) -> int:
+    value = instruction.modifiers.get(name, _NO_WAIT)
+    return value if isinstance(value, int) else _NO_WAIT
+
+
+class _Replay:
+    def __init__(self, steps: list[_Step], offset: float) -> None:
+        self.steps = steps
+        self.trips = _WARM_UP_TRIPS + _TRIPS
+        self.waves = [
+            _Wave(simd, group, group * offset) for group in range(WORKGROUPS) for simd in range(SIMDS)
+        ]
+        self.issuer_free = [[0.0] * len(set(_ISSUERS.values())) for _ in range(SIMDS)]
+        self.matrix_free = [0.0] * SIMDS
+        self.lds_free = 0.0
+        self.mfmas: list[tuple[float, float]] = []
+        """Start and clocks."""
+        self.stalls: list[tuple[float, str, float]] = []
+        """Clock at its end, what for, clocks."""
+
+    def run(self) -> None:
+        """Replay until every wave has made its trips."""
+        waves = self.waves
+        for wave in waves:
+            self._consider(wave)
+        while True:
+            wave = waves[0]
+            for other in waves:
+                # Whoever can start first; of equals the wave that has waited longest.
+                if other.start < wave.start or (other.start == wave.start and other.time < wave.time):
+                    wave = other
+            if wave.start == math.inf:
+                return
+            self._issue(wave)
+            if len(wave.marks) == self.trips:
+                wave.start = math.inf
+            elif not wave.waiting:
+                self._consider(wave)
+            for other in waves:
+                if other.simd == wave.simd and other is not wave and other.start != math.inf:
+                    self._consider(other)
+
+    def _consider(self, wave: _Wave) -> None:
+        """When the wave's next instruction can start, and what it waits for until then."""
+        step = self.steps[wave.at]
+        start, reason = wave.time, ""
+        if step.kind == "wait":
+            for queue, most in ((wave.memory_done, step.vmcnt), (wave.lds_done, step.lgkmcnt)):
+                for done, name in itertools.islice(queue, max(len(queue) - most, 0)):
+                    if done > start:
+                        start, reason = done, name
+        elif step.issuer >= 0:
+            for register in step.results:
+                ready = wave.ready.get(register, 0.0)
+                if ready > start:
+                    start, reason = ready, "MFMA result"
+            free = self.issuer_free[wave.simd][step.issuer]
+            if free > start:
+                start, reason = free, "issue slot"
+            if step.kind == "mfma" and self.matrix_free[wave.simd] > start:
+                start, reason = self.matrix_free[wave.simd], "matrix pipe"
+        wave.start, wave.reason = start, reason
+
+    def _issue(self, wave: _Wave) -> None:
+        step, start = self.steps[wave.at], wave.start
+        if start > wave.time:
+            self.stalls.append((start, wave.reason, start - wave.time))
+        wave.time = start + step.own_clocks
+        if step.issuer >= 0:
+            self.issuer_free[wave.simd][step.issuer] = start + ISSUE_CLOCKS
+        if step.kind == "mfma":
+            self.matrix_free[wave.simd] = start + step.pipe_clocks
+            self.mfmas.append((start, step.pipe_clocks))
+            for register in step.writes:
+                wave.ready[register] = start + step.pipe_clocks + MFMA_RESULT_CLOCKS
+        elif step.issuer == _LDS:
+            self.lds_free = max(self.lds_free, start) + step.pipe_clocks
+            wave.lds_done.append((self.lds_free + LDS_LATENCY_CLOCKS, "LDS"))
+        elif step.kind == "smem":
+            wave.lds_done.append((start + SCALAR_LOAD_CLOCKS, "scalar load"))
+        elif step.issuer == _MEMORY:
+            wave.memory_done.append((start + MEMORY_CLOCKS, "memory"))
+        elif step.kind == "wait":
+            for queue, most in ((wave.memory_done, step.vmcnt), (wave.lds_done, step.lgkmcnt)):
+                while len(queue) > most:
+                    queue.popleft()
+        wave.at += 1
+        if wave.at == len(self.steps):
+            wave.at = 0
+            wave.marks.append(wave.time)
+        if step.kind == "barrier":
+            self._arrive(wave)
+
+    def _arrive(self, wave: _Wave) -> None:
+        wave.waiting, wave.start = True, math.inf
+        group = [other for other in self.waves if other.group == wave.group]
+        if not all(other.waiting for other in group):
+            return
+        last = max(other.time for other in group)
+        for other in group:
+            if last > other.time:
+                self.stalls.append((last, "barrier", last - other.time))
+            other.time, other.waiting = last + BARRIER_CLOCKS, False
+            self._consider(other)
+
+    def utilisation(self) -> float:
+        """Share of the window that the matrix pipes were busy."""
+        first, last = self._window()
+        busy = sum(clocks for start, clocks in self.mfmas if first <= start < last)
+        return busy / ((last - first) * SIMDS)
+
+    def trip_clocks(self) -> float:
+        """Clocks of a trip in the window."""
+        first, last = self._window()
+        inside = [[mark for mark in wave.marks if first <= mark <= last] for wave in self.waves]
+        return statistics.fmean((m[-1] - m[0]) / (len(m) - 1) for m in inside if len(m) > 1)
+
+    def stall_clocks(self) -> dict[str, float]:
+        """Clocks of a trip and wave, by what they were waited for."""
+        first, last = self._window()
+        trips = (last - first) / self.trip_clocks() * len(self.waves)
+        totals: dict[str, float] = {}
+        for at, reason, waited in self.stalls:
+            if first <= at < last:
+                totals[reason] = totals.get(reason, 0.0) + waited / trips
+        return totals
+
+    def _window(self) -> tuple[float, float]:
+        """From when every wave is warm to when the first one ends."""
+        first = max(wave.marks[_WARM_UP_TRIPS - 1] for wave in self.waves)
+        return first, min(wave.marks[-1] for wave in self.waves)
