@@ -43,9 +43,9 @@ def test_inexact_scores_lie_within_the_bound(heads: int) -> None:
 
 
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize("prefix", [0, 1, 15, 16, 17, 63, 111, 112, 113, 126, 127, 128])
+@pytest.mark.parametrize("prefix", [0, 1, 15, 16, 33, 63, 70, 90, 111, 112, 126, 127, 128])
 def test_the_diagonal_is_exact_at(heads: int, prefix: int) -> None:
-    """Whole tiles behind prefixes about every edge of an M-tile and of a block."""
+    """Whole tiles behind prefixes about the edges of blocks, whose diagonals start in every M-tile."""
     queries = 512 // heads
     call = staircase_call([(prefix + queries, queries)], heads)
     scores, _ = scored(call, compute_units=1)
@@ -67,7 +67,7 @@ def test_scores_and_maxima_depend_on_no_plan(heads: int) -> None:
         assert_same_bits(scored(call, compute_units=compute_units)[0], expected)
 
 
-@pytest.mark.parametrize("columns", range(3, 20, 4))
+@pytest.mark.parametrize("columns", [3, 4, 8, 13, 16, 18])
 def test_rows_are_filled_to_any_width(columns: int) -> None:
     """S need not be a multiple of 4, and cells past nb are -inf in scores and maxima."""
     call = random_call([(300, 20), (150, 3)], 4, seed=9)
