@@ -84,12 +84,12 @@ def test_only_the_rows_of_the_requests_are_written() -> None:
     batch = call.batch()
     storage = torch.full((57, 4, 7), POISON)
     with device_with(2) as device:
-        launcher(device)(batch.subset(batch.requests[1:2]), storage.permute(1, 0, 2)[:, :, 1:5])
-    expected = oracle_scores(call)
+        launcher(device)(batch.subset(batch.requests[1:2]), storage.permute(1, 0, 2)[:, :, 1:6])
+    expected = oracle_scores(call, 5)
     rows = slice(20, 50)
-    assert_same_bits(storage[rows, :, 1:5].permute(1, 0, 2), expected[:, rows, :4])
+    assert_same_bits(storage[rows, :, 1:6].permute(1, 0, 2), expected[:, rows])
     untouched = storage.clone()
-    untouched[rows, :, 1:5] = POISON
+    untouched[rows, :, 1:6] = POISON
     assert bool(untouched.isnan().all())
 
 
