@@ -13,10 +13,11 @@ from kernel.gfx950.report.kernel_report import KernelReport, LoopReport
 from kernel.gfx950.report.targets import Target
 
 COLUMNS = 100
+TITLE = "One trip of a wave. Clocks, bound, MFMA use and the worst phase's use are predictions."
 
 
 def print_report(console: Console, report: KernelReport, targets: Sequence[Target]) -> None:
-    """Print one kernel: resources, loops, where waves wait, wait states, targets."""
+    """Print one kernel: resources, loops, where waves wait, wait states, bank conflicts, targets."""
     has = report.resources
     console.print(Text(f"{report.name} (H = {report.heads})", "bold"))
     console.print(
@@ -28,7 +29,13 @@ def print_report(console: Console, report: KernelReport, targets: Sequence[Targe
     console.print(Text("Predicted clocks of a trip, and of them a wave's waits:", "italic"))
     for loop in report.loops:
         console.print(f"  {loop.trip.role:<10}{_waits(loop)}", width=COLUMNS)
-    console.print(_wait_states(report), width=COLUMNS)
+    console.print(Text("Fewest wait states of what depends on what, over all paths:", "italic"))
+    for hazard in report.hazards:
+        if hazard.seen is not None:
+            style = "" if hazard.ok else "bold red"
+            line = f"  {hazard.seen:>2} of {hazard.needed:>2} needed: {hazard.kind}"
+            console.print(Text(line, style), width=COLUMNS)
+    console.print(_bank_conflicts(report), width=COLUMNS)
     missed = [target for target in targets if not target.met]
     console.print(f"{len(targets) - len(missed)} of {len(targets)} targets met.")
     for target in missed:
@@ -39,13 +46,15 @@ def print_report(console: Console, report: KernelReport, targets: Sequence[Targe
 
 
 def _loops(loops: Sequence[LoopReport]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("one trip\nof a wave")
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=TITLE, title_justify="left"
+    )
+    table.add_column("role", no_wrap=True)
     for column in ("blocks", "instr.", "MFMA", "VALU", "LDS\nr/w", "waits", "nops"):
         table.add_column(column, justify="right")
-    table.add_column("predicted clocks\nMFMA/VALU/LDS", justify="right")
+    table.add_column("pred. clocks\nMFMA/VALU/LDS", justify="right", no_wrap=True)
     table.add_column("bound")
-    table.add_column("predicted\nMFMA use", justify="right")
+    table.add_column("MFMA\nuse", justify="right")
     table.add_column("worst\nphase", justify="right")
     for loop in loops:
         count, model = loop.classes.get, loop.model
@@ -75,13 +84,9 @@ def _waits(loop: LoopReport) -> str:
     return f"{loop.prediction.clocks:.0f}: {', '.join(waits) or 'none'}"
 
 
-def _wait_states(report: KernelReport) -> str:
-    met = [hazard for hazard in report.hazards if hazard.seen is not None]
-    close = [hazard for hazard in met if not hazard.ok]
-    if close:
-        listed = "; ".join(f"{hazard.kind}: {hazard.seen} of {hazard.needed}" for hazard in close)
-        return f"TOO FEW WAIT STATES: {listed}"
-    exact = sum(hazard.seen == hazard.needed for hazard in met)
-    return (
-        f"Wait states: {len(met)} kinds of dependence occur, none closer than gfx950 needs, {exact} just so."
+def _bank_conflicts(report: KernelReport) -> str:
+    shown = (
+        f"{mnemonic} {extra / accesses:.2g}"
+        for mnemonic, (accesses, extra) in report.run.lds_traffic().items()
     )
+    return f"Extra LDS passes an access in an interpreted run, if LDS has 64 banks: {', '.join(shown)}"

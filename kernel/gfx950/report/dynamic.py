@@ -37,6 +37,22 @@ class InterpretedRun:
     items: tuple[WorkItem, ...]
     num_heads: int
 
+    def extra_passes(self) -> dict[int, float]:
+        """Mean extra LDS passes of an access, by assembly line."""
+        return {line: extra / accesses for line, (accesses, extra) in self._conflicts().items()}
+
+    def lds_traffic(self) -> dict[str, tuple[int, int]]:
+        """LDS accesses and their extra passes, by mnemonic (:mod:`kernel.gfx950.bank_conflicts`)."""
+        mnemonics = {i.line: i.mnemonic for i in self.report.kernel.instructions}
+        found: dict[str, tuple[int, int]] = {}
+        for line, (accesses, extra) in self._conflicts().items():
+            before = found.get(mnemonics[line], (0, 0))
+            found[mnemonics[line]] = (before[0] + accesses, before[1] + extra)
+        return found
+
+    def _conflicts(self) -> dict[int, tuple[int, int]]:
+        return self.report.bank_conflicts or {}
+
 
 def interpret(program: Program, kernel_name: str, num_heads: int) -> InterpretedRun:
     """Run one tile at each of ``POSITIONS``, with traces and bank conflicts.

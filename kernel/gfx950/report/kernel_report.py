@@ -79,7 +79,6 @@ class KernelReport:
 
     def fields(self) -> dict[str, Any]:
         """As JSON; ``interpreted`` are counts of a run on a CPU."""
-        conflicts = (self.run.report.bank_conflicts or {}).values()
         return {
             "name": self.name,
             "heads": self.heads,
@@ -93,8 +92,10 @@ class KernelReport:
                 "blocks": sum(item.end_block - item.first_block for item in self.run.items),
                 "instructions": self.run.report.instructions,
                 "by_class": self.run.report.by_class(),
-                "lds_accesses": sum(accesses for accesses, _ in conflicts),
-                "lds_extra_passes": sum(extra for _, extra in conflicts),
+                "lds": [
+                    {"mnemonic": mnemonic, "accesses": accesses, "extra_passes": extra}
+                    for mnemonic, (accesses, extra) in self.run.lds_traffic().items()
+                ],
             },
         }
 
@@ -117,8 +118,7 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     if kernel.metadata is None:
         raise ValueError(f"the assembly of {name} has no metadata")
     run = interpret(program, name, heads)
-    conflicts = run.report.bank_conflicts or {}
-    extra_passes = {line: extra / accesses for line, (accesses, extra) in conflicts.items()}
+    extra_passes = run.extra_passes()
 
     def loop(trip: Trip) -> LoopReport:
         instructions = trip.instructions(kernel)

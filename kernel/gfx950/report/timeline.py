@@ -108,9 +108,15 @@ class _Wave:
     """Clock and kind of what ``lgkmcnt`` counts, in the order of issue."""
     memory_done: deque[tuple[float, str]] = field(default_factory=deque)
     marks: list[float] = field(default_factory=list)
+    """Clock at the end of each trip."""
+    stalls: list[dict[str, float]] = field(default_factory=lambda: [{}])
+    """Clocks waited in each trip, by what for."""
     waiting: bool = False
     start: float = 0
     reason: str = ""
+
+    def stall(self, reason: str, clocks: float) -> None:
+        self.stalls[-1][reason] = self.stalls[-1].get(reason, 0.0) + clocks
 
 
 def predict(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int, float]) -> Prediction:
@@ -125,11 +131,11 @@ def predict(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int, floa
         UnknownRateError: an instruction whose rate is not known.
     """
     steps = _steps(kernel, path, extra_passes)
-    period = WORKGROUPS * sum(step.pipe_clocks if step.kind == "mfma" else 0 for step in steps)
-    replays = [_Replay(steps, period * phase / PHASES) for phase in range(PHASES)]
+    matrix_clocks = sum(step.pipe_clocks for step in steps if step.kind == "mfma")
+    replays = [_Replay(steps, WORKGROUPS * matrix_clocks * phase / PHASES) for phase in range(PHASES)]
     for replay in replays:
         replay.run()
-    shares = [replay.utilisation() for replay in replays]
+    shares = [sum(matrix_clocks / period for period in replay.periods()) / SIMDS for replay in replays]
     stalls: dict[str, float] = {}
     for replay in replays:
         for reason, clocks in replay.stall_clocks().items():
@@ -138,7 +144,7 @@ def predict(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int, floa
         statistics.fmean(shares),
         min(shares),
         max(shares),
-        statistics.fmean(replay.trip_clocks() for replay in replays),
+        statistics.fmean(statistics.fmean(replay.periods()) for replay in replays),
         dict(sorted(stalls.items(), key=lambda item: -item[1])),
     )
 
@@ -190,10 +196,6 @@ class _Replay:
         self.issuer_free = [[0.0] * len(set(_ISSUERS.values())) for _ in range(SIMDS)]
         self.matrix_free = [0.0] * SIMDS
         self.lds_free = 0.0
-        self.mfmas: list[tuple[float, float]] = []
-        """Start and clocks."""
-        self.stalls: list[tuple[float, str, float]] = []
-        """Clock at its end, what for, clocks."""
 
     def run(self) -> None:
         """Replay until every wave has made its trips."""
@@ -241,13 +243,12 @@ class _Replay:
     def _issue(self, wave: _Wave) -> None:
         step, start = self.steps[wave.at], wave.start
         if start > wave.time:
-            self.stalls.append((start, wave.reason, start - wave.time))
+            wave.stall(wave.reason, start - wave.time)
         wave.time = start + step.own_clocks
         if step.issuer >= 0:
             self.issuer_free[wave.simd][step.issuer] = start + ISSUE_CLOCKS
         if step.kind == "mfma":
             self.matrix_free[wave.simd] = start + step.pipe_clocks
-            self.mfmas.append((start, step.pipe_clocks))
             for register in step.writes:
                 wave.ready[register] = start + step.pipe_clocks + MFMA_RESULT_CLOCKS
         elif step.issuer == _LDS:
@@ -265,6 +266,7 @@ class _Replay:
         if wave.at == len(self.steps):
             wave.at = 0
             wave.marks.append(wave.time)
+            wave.stalls.append({})
         if step.kind == "barrier":
             self._arrive(wave)
 
@@ -276,33 +278,29 @@ class _Replay:
         last = max(other.time for other in group)
         for other in group:
             if last > other.time:
-                self.stalls.append((last, "barrier", last - other.time))
+                other.stall("barrier", last - other.time)
             other.time, other.waiting = last + BARRIER_CLOCKS, False
             self._consider(other)
 
-    def utilisation(self) -> float:
-        """Share of the window that the matrix pipes were busy."""
-        first, last = self._window()
-        busy = sum(clocks for start, clocks in self.mfmas if first <= start < last)
-        return busy / ((last - first) * SIMDS)
-
-    def trip_clocks(self) -> float:
-        """Clocks of a trip in the window."""
-        first, last = self._window()
-        inside = [[mark for mark in wave.marks if first <= mark <= last] for wave in self.waves]
-        return statistics.fmean((m[-1] - m[0]) / (len(m) - 1) for m in inside if len(m) > 1)
+    def periods(self) -> list[float]:
+        """Clocks of a trip of each wave, over its whole trips in the window."""
+        return [
+            (wave.marks[trips[-1]] - wave.marks[trips[0] - 1]) / len(trips)
+            for wave, trips in zip(self.waves, self._whole_trips())
+        ]
 
     def stall_clocks(self) -> dict[str, float]:
         """Clocks of a trip and wave, by what they were waited for."""
-        first, last = self._window()
-        trips = (last - first) / self.trip_clocks() * len(self.waves)
         totals: dict[str, float] = {}
-        for at, reason, waited in self.stalls:
-            if first <= at < last:
-                totals[reason] = totals.get(reason, 0.0) + waited / trips
+        for wave, trips in zip(self.waves, self._whole_trips()):
+            for trip in trips:
+                for reason, clocks in wave.stalls[trip].items():
+                    totals[reason] = totals.get(reason, 0.0) + clocks / (len(trips) * len(self.waves))
         return totals
 
-    def _window(self) -> tuple[float, float]:
-        """From when every wave is warm to when the first one ends."""
+    def _whole_trips(self) -> list[range]:
+        """Of each wave the trips between the time when every wave is warm and the first one's end."""
         first = max(wave.marks[_WARM_UP_TRIPS - 1] for wave in self.waves)
-        return first, min(wave.marks[-1] for wave in self.waves)
+        last = min(wave.marks[-1] for wave in self.waves)
+        inside = [[at for at, mark in enumerate(w.marks) if first <= mark <= last] for w in self.waves]
+        return [range(marks[0] + 1, marks[-1] + 1) for marks in inside]
