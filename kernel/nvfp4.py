@@ -32,7 +32,7 @@ _QUANTIZE_TOKENS = 8192
 
 
 def e4m3_rne_satfinite(values: torch.Tensor) -> torch.Tensor:
-    """Round to E4M3, to nearest and ties to even, saturating at 448 (torch's own cast gives NaN past 464).
+    """Round to E4M3, to nearest and ties to even, saturating at 448 (the cast of an older torch gives NaN).
 
     Args:
         values: float32, any shape; NaN stays NaN.

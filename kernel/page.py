@@ -41,6 +41,8 @@ def as_pages(pages: torch.Tensor) -> torch.Tensor:
     Raises:
         InvalidArgumentError: wrong dtype, shape, stride or alignment.
     """
+    if not isinstance(pages, torch.Tensor):
+        raise InvalidArgumentError("pages", type(pages).__name__, "must be a torch.Tensor", "convert it")
     if pages.dtype != torch.uint8:
         raise InvalidArgumentError(
             "pages.dtype", pages.dtype, "must be torch.uint8", "pass pages.view(torch.uint8)"

@@ -7,10 +7,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import save_file
-
 from indexer.case.container import Array
+from indexer.case.encoder import encode_container
 
 
 def save_atomically(
@@ -20,15 +18,14 @@ def save_atomically(
 
     Raises:
         OSError: it cannot be written; an older file of that name is left as it was.
+        CaseFileError: a dtype that the container has no name for, or metadata that are too long.
     """
     target = Path(path)
     descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(descriptor)
     part = Path(name)
     try:
-        save_file(
-            {name: np.ascontiguousarray(array) for name, array in tensors.items()}, part, dict(metadata)
-        )
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines(encode_container(tensors, metadata))
         part.chmod(0o666 & ~_umask())
         part.replace(target)
     except BaseException:

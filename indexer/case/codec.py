@@ -9,12 +9,10 @@ import stat
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-import numpy as np
-from safetensors.numpy import save
-
 from indexer.case.atomic import save_atomically
 from indexer.case.case import Case
 from indexer.case.container import Array, Buffer, Container, decode_container, shown
+from indexer.case.encoder import encode_container
 from kernel.errors import CaseFileError
 
 FORMAT = "nvfp4-indexer-case"
@@ -38,8 +36,7 @@ def decode_case(body: Buffer) -> Case:
 
 def encode_case(case: Case) -> bytes:
     """The case as the bytes of a case file."""
-    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(case).items()}
-    return save(tensors, metadata=_metadata(case))
+    return b"".join(encode_container(_tensors(case), _metadata(case)))
 
 
 def read_case(path: str | os.PathLike[str]) -> Case:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.case import Case, read_case, write_case
 
@@ -68,7 +69,7 @@ def cut(case: Case, kept: Sequence[Kept], topk: int) -> Case:
     )
 
 
-def _left(block_ids: np.ndarray, first_block: int, topk: int) -> np.ndarray:  # type: ignore[type-arg]
+def _left(block_ids: NDArray[np.int32], first_block: int, topk: int) -> NDArray[np.int32]:
     left = np.where(block_ids >= first_block, block_ids - first_block, -1)
     in_order = np.argsort(left < 0, axis=-1, kind="stable")
     return np.take_along_axis(left, in_order, axis=-1)[..., :topk].astype(np.int32)

@@ -85,6 +85,24 @@ def test_any_case_survives_the_round_trip(case: Case) -> None:
         assert tensor.flatten().view(torch.uint8).numpy().tobytes() == array.tobytes()
 
 
+def test_same_case_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    write_case(small_case(), path)
+    program = (
+        "import sys; from indexer.case import encode_case; from tests.support.raw_case import small_case; "
+        "sys.stdout.buffer.write(encode_case(small_case()))"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert done.stdout == path.read_bytes()
+
+
 def test_body_is_viewed_and_not_copied() -> None:
     body = encode_case(small_case())
     case = decode_case(body)

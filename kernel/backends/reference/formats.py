@@ -34,7 +34,8 @@ def e4m3_values(octets: ArrayLike) -> NDArray[np.float64]:
     """The values of E4M3 bytes (uint8, any shape); 0x7F and 0xFF are NaN."""
     octets = np.asarray(octets, dtype=np.uint8)
     magnitudes = np.append(E4M3_MAGNITUDES, np.nan)[octets & 0x7F]
-    return np.where(octets & 0x80, -magnitudes, magnitudes)
+    values: NDArray[np.float64] = np.where(octets & 0x80, -magnitudes, magnitudes)
+    return values
 
 
 def e4m3_bytes(values: ArrayLike) -> NDArray[np.uint8]:
