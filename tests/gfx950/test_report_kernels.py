@@ -77,6 +77,20 @@ def test_the_gate_sees_every_figure_get_worse(tmp_path_factory: pytest.TempPathF
     assert tried > 60
 
 
+@pytest.mark.nightly
+def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A max without the flags that spare its operands a canonicalisation each."""
+    from flydsl._mlir.dialects import arith
+
+    from kernel.backends.flydsl import device
+
+    monkeypatch.setattr(device, "max_f32", arith.maxnumf)
+    name, assembly = toolchain.assembly(4)
+    found = worse(kernel_report.report_kernel(assembly, name, 4).fields(), LIMITS[name])
+    assert any(line.startswith("unmasked: valu") for line in found)
+    assert any(line.startswith("diagonal: valu") for line in found)
+
+
 def test_targets_are_met(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     """All but the utilisation of a diagonal block, which then says why."""
     report = compiled.report(fields["heads"], tmp_path_factory)
