@@ -29,6 +29,12 @@ def print_report(console: Console, report: KernelReport, targets: Sequence[Targe
     console.print(Text("Predicted clocks of a trip, and of them a wave's waits:", "italic"))
     for loop in report.loops:
         console.print(f"  {loop.trip.role:<10}{_waits(loop)}", width=COLUMNS)
+    beside = [
+        f"{loop.trip.role} {100 * loop.beside_unmasked:.1f} %"
+        for loop in report.loops
+        if loop.beside_unmasked is not None
+    ]
+    console.print(f"Predicted MFMA use beside a workgroup in its unmasked loop: {', '.join(beside)}")
     console.print(Text("Fewest wait states of what depends on what, over all paths:", "italic"))
     for hazard in report.hazards:
         if hazard.seen is not None:
@@ -89,4 +95,4 @@ def _bank_conflicts(report: KernelReport) -> str:
         f"{mnemonic} {extra / accesses:.2g}"
         for mnemonic, (accesses, extra) in report.run.lds_traffic().items()
     )
-    return f"Extra LDS passes an access in an interpreted run, if LDS has 64 banks: {', '.join(shown)}"
+    return f"Extra LDS passes an access (interpreted): {', '.join(shown)}"

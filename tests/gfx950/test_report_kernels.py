@@ -23,7 +23,12 @@ from tests.gfx950 import compiled
 from tests.support.command import call
 
 LIMITS: dict[str, Any] = json.loads(Path(__file__).with_name("kernel_limits.json").read_text())
-AT_LEAST = ("waves_per_simd", "mfma_share", "predicted_utilisation", "predicted_utilisation_lowest")
+AT_LEAST = (
+    "waves_per_simd",
+    "mfma_share",
+    "predicted_utilisation",
+    "predicted_utilisation_beside_unmasked",
+)
 """Figures whose limit is a floor; every other one has a ceiling."""
 KERNEL_KEYS = {
     "name", "heads", "vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "scratch_bytes", "lds_bytes",
@@ -96,7 +101,7 @@ def test_targets_are_met(fields: dict[str, Any], tmp_path_factory: pytest.TempPa
     report = compiled.report(fields["heads"], tmp_path_factory)
     for target in check_targets(report):
         if target.name.startswith("diagonal: MFMA utilisation") and not target.met:
-            assert "a wave waits for" in target.reason
+            assert "vector issue" in target.reason
         else:
             assert target.met, target
 

@@ -11,7 +11,7 @@ from kernel.gfx950.report.dynamic import InterpretedRun, interpret
 from kernel.gfx950.report.loops import Trip, find_trips
 from kernel.gfx950.report.model import ModelClocks, count_classes, model_clocks
 from kernel.gfx950.report.resources import Resources, resources
-from kernel.gfx950.report.timeline import Prediction, predict
+from kernel.gfx950.report.timeline import Prediction, predict, utilisation_beside
 from kernel.gfx950.run_report import instruction_class
 
 
@@ -26,6 +26,9 @@ class LoopReport:
     """Wait states that ``s_nop`` fills."""
     model: ModelClocks
     prediction: Prediction
+    beside_unmasked: float | None
+    """Predicted utilisation where the other workgroup is in its unmasked loop; for diagonals only, which are
+    seldom beside each other."""
 
     def fields(self) -> dict[str, Any]:
         """As JSON: counts are facts, everything that says clocks, model or predicted is a prediction."""
@@ -53,6 +56,9 @@ class LoopReport:
             "predicted_utilisation": round(self.prediction.utilisation, 4),
             "predicted_utilisation_lowest": round(self.prediction.lowest, 4),
             "predicted_utilisation_highest": round(self.prediction.highest, 4),
+            "predicted_utilisation_beside_unmasked": (
+                None if self.beside_unmasked is None else round(self.beside_unmasked, 4)
+            ),
             "predicted_clocks": round(self.prediction.clocks),
             "predicted_stall_clocks": {
                 reason: round(clocks) for reason, clocks in self.prediction.stalls.items() if clocks >= 1
@@ -120,6 +126,9 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     run = interpret(program, name, heads)
     extra_passes = run.extra_passes()
 
+    trips = find_trips(run)
+    unmasked = next(trip for trip in trips if trip.role == "unmasked")
+
     def loop(trip: Trip) -> LoopReport:
         instructions = trip.instructions(kernel)
         nops = [i for i in instructions if instruction_class(i) == "nop"]
@@ -129,13 +138,16 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
             sum(int(i.operands[0].number) + 1 for i in nops),
             model_clocks(instructions),
             predict(kernel, trip.path, extra_passes),
+            utilisation_beside(kernel, trip.path, unmasked.path, extra_passes)
+            if trip.role in ("diagonal", "unaligned")
+            else None,
         )
 
     return KernelReport(
         name,
         heads,
         resources(kernel.metadata),
-        tuple(loop(trip) for trip in find_trips(run)),
+        tuple(loop(trip) for trip in trips),
         tuple(hazard_distances(kernel)),
         run,
     )

@@ -79,7 +79,10 @@ def _reason(loop: LoopReport) -> str:
         if reason != "matrix pipe" and clocks >= loop.prediction.clocks / 100
     )
     issue = 4 * (loop.classes["valu"] + loop.classes["mfma"])
+    beside = ""
+    if loop.beside_unmasked is not None:
+        beside = f"; use {loop.beside_unmasked:.3f} beside a workgroup in its unmasked loop"
     return (
         f"a trip takes {loop.prediction.clocks:.0f} clocks where two waves' MFMAs take {2 * loop.model.mfma} "
-        f"and their vector issue {2 * issue}; a wave waits for: {waits or 'nothing else'} (prediction)"
+        f"and their vector issue {2 * issue}; waits: {waits or 'nothing else'}{beside} (prediction)"
     )
