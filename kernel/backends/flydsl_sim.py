@@ -7,17 +7,17 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 
 def probe() -> tuple[bool, str]:
-    """Whether this backend can run here, and what it found or lacks. Builds and loads nothing."""
+    """Whether this backend can run here, and what it found or lacks. Builds, loads and sets nothing."""
     from kernel.backends.flydsl import runtime, toolchain
     from kernel.gfx950.hip import simulated_device
 
     try:
-        toolchain.prepare()
+        linker = toolchain.check()
         runtime.check()
         found = simulated_device().check()
     except DeviceUnavailableError as error:
         return False, str(error)
-    return True, f"interprets the gfx950 kernels on the CPU: {found}"
+    return True, f"interprets the gfx950 kernels on the CPU, slowly: {linker}, {found}"
 
 
 def create(device: str | None, precision: Precision) -> Backend:

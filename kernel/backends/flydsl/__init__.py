@@ -21,7 +21,7 @@ def probe() -> tuple[bool, str]:
 
     try:
         device = RocmDevice(torch.device("cuda"))
-        toolchain.prepare()
+        toolchain.check()
         preflight(device)
     except DeviceUnavailableError as error:
         return False, str(error)

@@ -25,17 +25,29 @@ _NEWEST_LLVM = 30
 _IN_TOOLKIT = Path("llvm", "bin", "ld.lld")
 
 
+def check() -> str:
+    """The linker that :func:`prepare` will have FlyDSL run, for people; changes nothing.
+
+    Raises:
+        DeviceUnavailableError: none was found.
+    """
+    root = _rocm()
+    return str(Path(root, _IN_TOOLKIT)) if root else shlex.join(command())
+
+
 def prepare() -> None:
-    """Set ROCM_PATH, unless it has a linker already.
+    """Set ROCM_PATH to a folder that has a linker.
 
     Raises:
         DeviceUnavailableError: no linker was found, or the cache folder cannot be written.
     """
-    for root in (os.environ.get("ROCM_PATH"), "/opt/rocm"):
-        if root and Path(root, _IN_TOOLKIT).is_file():
-            os.environ["ROCM_PATH"] = root
-            return
-    os.environ["ROCM_PATH"] = str(_toolkit(command()))
+    os.environ["ROCM_PATH"] = _rocm() or str(_toolkit(command()))
+
+
+def _rocm() -> str | None:
+    """A ROCm installation with a linker."""
+    roots = (os.environ.get("ROCM_PATH"), "/opt/rocm")
+    return next((root for root in roots if root and Path(root, _IN_TOOLKIT).is_file()), None)
 
 
 def command() -> list[str]:

@@ -16,8 +16,11 @@ from kernel.batch import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
 
-def prepare() -> None:
-    """Have FlyDSL compile for gfx950, before ``flydsl`` is imported: its default is gfx942.
+def check() -> str:
+    """What compiling needs, changing nothing: neither the environment nor the disk.
+
+    Returns:
+        What was found, for people.
 
     Raises:
         DeviceUnavailableError: FlyDSL or a linker is missing, or the environment asks for another
@@ -25,11 +28,22 @@ def prepare() -> None:
     """
     if importlib.util.find_spec("flydsl") is None:
         raise DeviceUnavailableError("the package flydsl is not installed", "pip install flydsl==0.5.0")
-    asked = os.environ.setdefault("FLYDSL_GPU_ARCH", TARGET)
+    asked = os.environ.get("FLYDSL_GPU_ARCH", TARGET)
     if asked.split(":")[0] != TARGET:
         raise DeviceUnavailableError(
             f"FLYDSL_GPU_ARCH={asked}, and the kernels are for {TARGET}", "unset FLYDSL_GPU_ARCH"
         )
+    return f"linker {linker.check()}"
+
+
+def prepare() -> None:
+    """Have FlyDSL compile for gfx950, before ``flydsl`` is imported: its default is gfx942.
+
+    Raises:
+        DeviceUnavailableError: see :func:`check`; or the linker's cache folder cannot be written.
+    """
+    check()
+    os.environ.setdefault("FLYDSL_GPU_ARCH", TARGET)
     linker.prepare()
 
 
@@ -69,17 +83,26 @@ def assembly(heads: int) -> tuple[str, str]:
         same bytes.
 
     Raises:
-        DeviceUnavailableError: see :func:`prepare`.
+        DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
     """
     prepare()
     from kernel.backends.flydsl import score_prefill
 
     with tempfile.TemporaryDirectory() as folder:
-        settings = {"COMPILE_ONLY": "1", "FLYDSL_DEBUG_DUMP_ASM": "1", "FLYDSL_DUMP_DIR": folder}
+        settings = {
+            "COMPILE_ONLY": "1",
+            "FLYDSL_RUNTIME_RUN_ONLY": "0",
+            "FLYDSL_DEBUG_DUMP_ASM": "1",
+            "FLYDSL_DUMP_DIR": folder,
+        }
         with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
             name = score_prefill.compile_for(heads)
-        (text,) = Path(folder).rglob("*.s")
-        return name, text.read_text()
+        texts = list(Path(folder).rglob("*.s"))  # FlyDSL goes on without where it cannot write
+        if len(texts) != 1:
+            raise DeviceUnavailableError(
+                f"FlyDSL wrote no assembly of {name}", f"set TMPDIR to a folder with room, not {folder}"
+            )
+        return name, texts[0].read_text()
 
 
 @contextmanager
