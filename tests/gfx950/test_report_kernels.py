@@ -176,3 +176,13 @@ def test_the_command_is_legible_at_100_columns(monkeypatch: pytest.MonkeyPatch) 
     assert "…" not in done.stdout
     assert " ".join(done.stdout.split()).endswith(HONESTY)
     assert done.stdout.count("predictions") >= len(SUPPORTED_HEADS)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_says_in_one_line_what_is_missing(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYDSL_GPU_ARCH", "gfx942")
+    done = call("kernel", "report", *(["--json"] if as_json else []))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "FLYDSL_GPU_ARCH=gfx942" in done.stderr
+    assert not as_json or json.loads(done.stderr)["error"] == "DeviceUnavailableError"
