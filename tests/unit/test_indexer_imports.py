@@ -39,7 +39,7 @@ ASKED = {
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_only_the_flydsl_backends_import_flydsl_and_set_its_environment(asked: str) -> None:
-    """Looking at all backends, and the default one on a machine without a gfx950, leave the process as it was."""
+    """Neither asking which backends there are nor using the default one changes the process."""
     if registry.resolve("auto") == "flydsl":
         pytest.skip("on a gfx950 the default backend is flydsl")
     code = f"""
