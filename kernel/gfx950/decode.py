@@ -89,6 +89,19 @@ def decode(kernel: Kernel) -> Decoded:
     return known
 
 
+def decode_like(kernel: Kernel, known: Kernel) -> Decoded:
+    """As ``decode``, for a kernel that differs from a ``known`` one in a few instructions: only these are
+    decoded. Labels must be the same, and each instruction must stand where it did."""
+    before = decode(known)
+    pairs = zip(kernel.instructions, known.instructions, strict=True)
+    steps = tuple(
+        before.steps[index] if new is old else _decode_one(kernel, index)
+        for index, (new, old) in enumerate(pairs)
+    )
+    decoded = _DECODED[kernel] = Decoded(steps, before.granule)
+    return decoded
+
+
 def _decode_one(kernel: Kernel, index: int) -> Step | Stop:
     instruction = kernel.instructions[index]
     try:

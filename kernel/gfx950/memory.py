@@ -1,5 +1,5 @@
-"""Global memory of the interpreter: registered ranges of host memory, so a device address is a host
-address."""
+"""Global memory of the interpreter: registered ranges of host memory, at their host addresses unless told
+otherwise."""
 
 from __future__ import annotations
 
@@ -89,16 +89,23 @@ class Memory:
         return self._insert(address, _bytes_at(address, size), name, writable, initialised, keep_alive)
 
     def register_array(
-        self, array: npt.NDArray[np.generic], name: str, *, writable: bool = True, initialised: bool = True
+        self,
+        array: npt.NDArray[np.generic],
+        name: str,
+        *,
+        writable: bool = True,
+        initialised: bool = True,
+        address: int | None = None,
     ) -> Region:
         """Registers a C-contiguous numpy array, which is kept alive. Its device address is
-        ``Region.address``."""
+        ``Region.address``: that of the host, or ``address``, so that a test can have any bits in it."""
         if not array.flags.c_contiguous:
             raise ValueError(
                 f"{name}: strides {array.strides}: a registered array is C-contiguous; copy it first"
             )
         view = array.reshape(-1).view(np.uint8)
-        return self._insert(view.ctypes.data, view, name, writable, initialised, array)
+        at = view.ctypes.data if address is None else address
+        return self._insert(at, view, name, writable, initialised, array)
 
     def unregister(self, region: Region) -> None:
         """Takes a region out; later accesses to it are out of bounds."""
