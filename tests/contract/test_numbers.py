@@ -71,7 +71,7 @@ def test_the_lut_holds_every_rounded_product() -> None:
     assert expected[0x7E].tolist() == [0, 0x76, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E, 0x7E]  # saturates at 448
 
 
-def test_every_scale_and_code_is_scored_as_its_rounded_product(native_backend: Backend) -> None:
+def test_every_scale_and_code_is_scored_as_its_rounded_product(backend: Backend) -> None:
     """Scored key = e4m3_rne_satfinite(e2m1 * scale); either sign bit flips it; NaN scales read as 0.
 
     Page p's first token has scale byte 8p + g in group g and the 16 codes as its dims. Request 32p + r asks
@@ -91,7 +91,7 @@ def test_every_scale_and_code_is_scored_as_its_rounded_product(native_backend: B
         cu_seqlens_q=cumulative([1] * 1024),
         seq_lens=torch.ones(1024, dtype=torch.int32),
     )
-    scores = scores_of(native_backend, call)[:, :, 0].T.reshape(256, 16)
+    scores = scores_of(backend, call)[:, :, 0].T.reshape(256, 16)
     lut = expected_lut()
     for scale in range(256):
         for code in range(16):
