@@ -54,14 +54,12 @@ class Campaign:
         reason = proof(self.kernel, mutant)
         if reason:
             return Verdict(mutant, PROVED, reason)
-        reason = reviewed(self.kernel, mutant, self.heads)
-        if reason:
-            return Verdict(mutant, REVIEWED, reason)
         try:
             self._run(mutated(self.kernel, mutant), mutant.index)
         except (InterpreterError, WrongScoresError, WrongWorkError) as error:
             return Verdict(mutant, type(error).__name__, str(error))
-        return Verdict(mutant, SURVIVED, "")
+        reason = reviewed(self.kernel, mutant, self.heads)
+        return Verdict(mutant, REVIEWED if reason else SURVIVED, reason)
 
     def _run(self, kernel: Kernel, index: int) -> None:
         """Only a launch that executes the mutated instruction can tell; the cheapest one goes first."""

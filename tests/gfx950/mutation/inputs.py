@@ -38,7 +38,7 @@ def cases(heads: int, tile: int) -> list[Case]:
         # the last block seen whole: the last of the maxima leaves a plain group
         _case("whole", [(512, 1), (1280, 1), (511, 1)], heads, seed=16, maxima=True),
         # sentinels keep a group from being plain; waves that have no row by one
-        _case("local", [(512, 1), (1023, 8), (1200, 4)], heads, seed=17, forced=(0, 1)),
+        _case("local", [(512, 1), (1023, 8), (1200, 4)], heads, seed=17, forced=(0, 1), columns=16),
         _case("init", [(1025, 3), (1300, 128 if heads == 1 else 8)], heads, seed=18, forced=(4, 0)),
         # sentinels, groups of 16, cells past the end
         _case(
