@@ -30,13 +30,14 @@ _VALUES = {
     code: np.arange(256, dtype=np.uint8).view(dtype).astype(np.float64) for code, dtype in _FORMATS.items()
 }
 _EVERY_LANE = np.ones(64, np.bool_)
-_REMEMBERED = 64
+_REMEMBERED = 256
 
 FloatMatrix = npt.NDArray[np.float64]
 
 
 class _OperandCache:
-    """The decoded matrix of operand bytes seen lately: a tile is multiplied with many others in a row."""
+    """The decoded matrix of operand bytes seen lately: a tile is multiplied with many others, by many
+    instructions."""
 
     def __init__(self, values: npt.NDArray[np.float64]) -> None:
         self.values = values
@@ -56,6 +57,9 @@ class _OperandCache:
         return found
 
 
+_DECODED = {code: _OperandCache(values) for code, values in _VALUES.items()}
+
+
 def _accumulator_matrix(registers: npt.NDArray[np.float32]) -> FloatMatrix:
     """``[4, 64]`` to ``[16, 16]``: lane l, register i holds row 4 (l // 16) + i, column l % 16."""
     return registers.reshape(4, 4, 16).transpose(1, 0, 2).reshape(16, 16).astype(np.float64)
@@ -71,7 +75,7 @@ def _matrix_multiply(form: Form) -> Step:
             )
     result = form.vector(destination, 4, accumulator=None)
     first, second = form.vector(a, 8, accumulator=None), form.vector(b, 8, accumulator=None)
-    left, right = _OperandCache(_VALUES[formats[0]]), _OperandCache(_VALUES[formats[1]])
+    left, right = _DECODED[formats[0]], _DECODED[formats[1]]
     constant: np.float64 | None = None
     start = -1
     if c.kind == "vector":
