@@ -16,7 +16,8 @@ from kernel.errors import DeviceUnavailableError
 
 LIBRARY_NAME = "libamdhip64.so.7"
 
-_SOURCE = Path(__file__).with_name("standin.c")
+SOURCE = Path(__file__).with_name("standin.c")
+"""The library, its functions marked by EXPORT."""
 _VERSIONS = Path(__file__).with_name("standin.map")
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wl,-z,defs")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -75,7 +76,7 @@ def _cache_folder() -> Path:
 
 
 def _build_key() -> str:
-    content = b"\0".join([_SOURCE.read_bytes(), _VERSIONS.read_bytes(), *(flag.encode() for flag in _FLAGS)])
+    content = b"\0".join([SOURCE.read_bytes(), _VERSIONS.read_bytes(), *(flag.encode() for flag in _FLAGS)])
     return hashlib.sha256(content).hexdigest()[:16]
 
 
@@ -88,7 +89,7 @@ def _compile(path: Path) -> None:
             built = Path(scratch, LIBRARY_NAME)
             _run_compiler([
                 *command, *_FLAGS, f"-Wl,-soname,{LIBRARY_NAME}", f"-Wl,--version-script={_VERSIONS}",
-                "-o", str(built), str(_SOURCE), "-lpthread",
+                "-o", str(built), str(SOURCE), "-lpthread",
             ])  # fmt: skip
             built.replace(path)
     except OSError as error:
