@@ -23,7 +23,7 @@ from tests.gfx950.mutation.mutants import Mutant, mutated
 
 ORDERS = (
     *SCHEDULES,
-    *(Schedule(waves="mixed", workgroups="mixed", seed=seed) for seed in range(3, 7)),
+    *(Schedule(waves="mixed", workgroups="mixed", seed=seed) for seed in (3, 4)),
 )
 
 

@@ -57,10 +57,14 @@ REVIEWED = (
         mfmas=_DIAGONAL,
     ),
     Equivalent(
-        "with 4 heads no row of a wave stands 16 tokens behind the tile's edge, so all of the M-tile behind "
-        "the diagonal's is hidden: how negative its start value is does not matter",
-        r": (v_med3_i32 v, v, s, 0|v_add_u32_e32 v, 0x\w+, v) -> ",
-        heads=(4,),
+        "where the diagonal stands at a block's edge no row of an N-tile sees a token of the M-tile behind its "
+        "own: neither the product nor how negative its start value is matters",
+        r": (v_mfma_\S+ v, v, v, v|v_med3_i32 v, v, s, 0|v_add_u32_e32 v, 0xf\w+, v) -> ",
+        mfmas=_DIAGONAL,
+    ),
+    Equivalent(
+        "behind a diagonal at a block's edge the wave sees no block: the M-tile it reads ahead is not used",
+        r": ds_read_b128 v, v offset:16384 -> ",
         mfmas=_DIAGONAL,
     ),
     Equivalent(
