@@ -57,8 +57,8 @@ REVIEWED = (
         mfmas=_DIAGONAL,
     ),
     Equivalent(
-        "where the diagonal stands at a block's edge no row of an N-tile sees a token of the M-tile behind its "
-        "own: neither the product nor how negative its start value is matters",
+        "where the diagonal stands at a block's edge no row of an N-tile sees a token of the M-tile behind "
+        "its own: neither the product nor how negative its start value is matters",
         r": (v_mfma_\S+ v, v, v, v|v_med3_i32 v, v, s, 0|v_add_u32_e32 v, 0xf\w+, v) -> ",
         mfmas=_DIAGONAL,
     ),
