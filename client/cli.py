@@ -11,6 +11,7 @@ from client.command_line import NAME, CommandLine
 from client.commands.bench import bench
 from client.commands.demo import demo
 from client.commands.doctor import doctor
+from client.commands.kernel import kernel
 from client.commands.profile import profile
 from client.commands.score import score
 from client.commands.serve import PASSED_ON, serve
@@ -37,6 +38,7 @@ app = typer.Typer(
 for command in (demo, doctor, score, verify, profile, bench):
     app.command(epilog=EXIT_CODES)(command)
 app.command(add_help_option=False, context_settings=PASSED_ON)(serve)
+app.add_typer(kernel)
 
 
 def _print_version(asked: bool) -> None:

@@ -92,6 +92,24 @@ class BackendUnavailableError(ArgumentError, RuntimeError):
         self.usable = usable
 
 
+class DeviceUnavailableError(IndexerError, RuntimeError):
+    """Something that a device needs is missing; the message says what and the remedy."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class LaunchError(IndexerError, RuntimeError):
+    """A HIP call failed in a kernel launch. The launch's outputs are undefined."""
+
+    def __init__(self, code: int, name: str, reason: str, remedy: str) -> None:
+        super().__init__(f"HIP error {code} ({name}): {reason}; {remedy}")
+        self.code = code
+        self.name = name
+
+
 def _restored(error_type: type[IndexerError], arguments: tuple[object, ...]) -> IndexerError:
     # Without the constructor: what it set comes with the state.
     return error_type.__new__(error_type, *arguments)

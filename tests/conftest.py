@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -14,3 +15,18 @@ _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if _workers > 1:
     # Each worker would otherwise start a thread per core, and the workers would wait for one another.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _workers))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the scores that mutation tests record, of whichever worker ran them."""
+    scores = [
+        value
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        for name, value in getattr(report, "user_properties", [])
+        if name == "mutation score"
+    ]
+    if scores:
+        terminalreporter.section("mutation scores")
+        for line in sorted(scores):
+            terminalreporter.write_line(line)

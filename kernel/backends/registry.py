@@ -33,8 +33,10 @@ class _Entry:
 # Best first. A backend's module is imported only when it is asked about, so a missing package breaks nothing;
 # each has `probe() -> tuple[bool, str]` and `create(device, precision) -> Backend`.
 _BACKENDS = {
+    "flydsl": _Entry("kernel.backends.flydsl", automatic=True),
     "cpu": _Entry("kernel.backends.cpu", automatic=True),
     "reference": _Entry("kernel.backends.reference", automatic=False),
+    "flydsl-sim": _Entry("kernel.backends.flydsl_sim", automatic=False),
 }
 BACKEND_NAMES = tuple(_BACKENDS)
 

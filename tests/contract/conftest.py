@@ -8,19 +8,20 @@ import pytest
 
 from kernel.backends import registry
 from kernel.backends.base import Backend
+from tests.contract import simulated
 
-_SIMULATED = {"flydsl-sim": "every instruction is executed in software, too slow for this size"}
-_ORACLE = {"reference": "it would be compared with itself, slowly"}
 LEFT_OUT: dict[str, dict[str, str]] = {
     "backend": {},
-    "native_backend": _SIMULATED,
-    "product_backend": _SIMULATED | _ORACLE,
+    "product_backend": {
+        simulated.NAME: simulated.NEVER,
+        "reference": "it would be compared with itself, slowly",
+    },
 }
 """Backends that a fixture leaves out, and why."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise ``backend``, ``native_backend`` and ``product_backend`` over all backends.
+    """Parametrise ``backend`` and ``product_backend`` over all backends.
 
     NVFP4_INDEXER_TEST_BACKENDS (names, comma-separated) narrows them.
     """
@@ -29,6 +30,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture, left_out in LEFT_OUT.items():
         if fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, [_parameter(name, left_out) for name in names], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is nightly on the simulated device; see :mod:`tests.contract.simulated`."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+            continue
+        test, parameters = item.originalname, item.callspec
+        if parameters.params.get("backend") == simulated.NAME and simulated.is_nightly(test, parameters.id):
+            item.add_marker(pytest.mark.nightly)
+            item.add_marker(pytest.mark.timeout(3600))
 
 
 def _parameter(name: str, left_out: dict[str, str]) -> object:
@@ -42,12 +55,6 @@ def _parameter(name: str, left_out: dict[str, str]) -> object:
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> Backend:
     """A backend on its default device."""
-    return registry.create(request.param)
-
-
-@pytest.fixture(scope="session")
-def native_backend(request: pytest.FixtureRequest) -> Backend:
-    """A backend on a real device."""
     return registry.create(request.param)
 
 

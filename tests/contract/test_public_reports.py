@@ -60,14 +60,14 @@ def test_row_2_head_counts_that_are_no_power_of_two(heads: int) -> None:
         IndexerConfig(num_index_heads=heads, num_pages=1)
 
 
-def test_row_3_offsets_past_32_bits(native_backend: Backend) -> None:
+def test_row_3_offsets_past_32_bits(backend: Backend) -> None:
     """vllm #52109, aiter #4774 #4427, b12x #20 #45: page id * stride past 2 GiB (more in test_sizes.py)."""
     near = random_call([(300, 2)], 4, seed=103)
     stride, page_ids = 3 << 29, [1, 2, 3]
-    pages = sparse_bytes(3 * stride + 9216, native_backend.device).as_strided((4, 9216), (stride, 1))
+    pages = sparse_bytes(3 * stride + 9216, backend.device).as_strided((4, 9216), (stride, 1))
     pages[1:] = near.pages[near.block_table[0, :3].long()].to(pages.device)
     far = replace(near, pages=pages, block_table=torch.tensor([page_ids], dtype=torch.int32))
-    assert_same_bits(scores_of(native_backend, far), oracle_scores(near))
+    assert_same_bits(scores_of(backend, far), oracle_scores(near))
 
 
 def test_row_4_requests_that_pad_a_graph(backend: Backend) -> None:
@@ -173,7 +173,7 @@ def test_row_14_odd_scales(backend: Backend) -> None:
     assert_same_bits(inserted(backend, keys, pages, slots), oracle_inserted(keys, pages, slots))
 
 
-def test_row_15_needles_past_128k_keys(native_backend: Backend) -> None:
+def test_row_15_needles_past_128k_keys(backend: Backend) -> None:
     """mlx-lm #1454: scores all zero past 128K keys, the trailing blocks were picked."""
     call = random_call([(128, 4), (128, 4)], 4, seed=115)
     call.q.view(torch.uint8)[:] = ONE
@@ -185,17 +185,17 @@ def test_row_15_needles_past_128k_keys(native_backend: Backend) -> None:
     table[0, needles] = needle
     call = replace(call, q=call.q[:2], block_table=table, cu_seqlens_q=cumulative([2]))
     call = replace(call, seq_lens=torch.tensor([128 * 1100 - 5], dtype=torch.int32))
-    scores = scores_of(native_backend, call)
+    scores = scores_of(backend, call)
     assert bool((scores[:, :, needles] == 12.0 * 128).all())
-    assert selection_of(native_backend, call, 6).tolist() == [[needles] * 2] * 4
+    assert selection_of(backend, call, 6).tolist() == [[needles] * 2] * 4
 
 
-def test_row_16_reused_pages(native_backend: Backend) -> None:
+def test_row_16_reused_pages(backend: Backend) -> None:
     """ATOM #1368: stale index pages, masked below 2,048 tokens because 16 blocks cover everything."""
     generator = torch.Generator().manual_seed(116)
     old, new = (torch.randn(128 * 20 + 50, 128, generator=generator) for _ in range(2))
     q = torch.randn(3, 4, 128, generator=generator)
-    config = IndexerConfig(4, num_pages=21, local_blocks=0, backend=native_backend.name)
+    config = IndexerConfig(4, num_pages=21, local_blocks=0, backend=backend.name)
     reused, fresh = IndexScorer(config), IndexScorer(config)
     first = reused.add_sequence()
     reused.append_keys(first, (8 * old).to(reused.device))
@@ -228,7 +228,7 @@ def test_row_17_one_backend_writes_another_reads(backend: Backend) -> None:
             assert_same_bits(written.pages, other.pages)
 
 
-def test_row_18_a_call_replayed_from_a_file(native_backend: Backend, tmp_path: Path) -> None:
+def test_row_18_a_call_replayed_from_a_file(backend: Backend, tmp_path: Path) -> None:
     """vllm #50557 #49070: faults in production, none in isolation: dump the call, replay it anywhere."""
     call = random_call([(2305, 3), (0, 0), (300, 20)], 4, seed=118, values="inexact").forcing(1, 2)
     case = Case(
@@ -241,10 +241,10 @@ def test_row_18_a_call_replayed_from_a_file(native_backend: Backend, tmp_path: P
         local_blocks=2,
     )
     write_case(case, tmp_path / "dumped.safetensors")
-    result = load_case(read_case(tmp_path / "dumped.safetensors"), native_backend.name).score()
+    result = load_case(read_case(tmp_path / "dumped.safetensors"), backend.name).score()
     assert result.scores is not None
-    assert_same_bits(result.scores.cpu(), scores_of(native_backend, call))
-    assert_same_bits(result.block_ids.cpu(), selection_of(native_backend, call, 16))
+    assert_same_bits(result.scores.cpu(), scores_of(backend, call))
+    assert_same_bits(result.block_ids.cpu(), selection_of(backend, call, 16))
 
 
 def test_row_19_every_place_of_an_operand(backend: Backend) -> None:
@@ -256,13 +256,13 @@ def test_row_19_every_place_of_an_operand(backend: Backend) -> None:
         assert_same_bits(scores_of(backend, call), oracle_scores(call))
 
 
-def test_row_23_precision_is_named(native_backend: Backend) -> None:
+def test_row_23_precision_is_named(backend: Backend) -> None:
     """DeepGEMM #37, DeepSeek-V3 #197: fp8 accumulation keeps fewer bits, so results name their precision."""
-    scorer = IndexScorer(IndexerConfig(4, num_pages=1, backend=native_backend.name))
+    scorer = IndexScorer(IndexerConfig(4, num_pages=1, backend=backend.name))
     seq = scorer.add_sequence()
     scorer.append_keys(seq, torch.ones(3, 128, device=scorer.device))
     result = scorer.score(torch.ones(1, 4, 128, device=scorer.device), [seq])
-    assert (result.precision, result.backend) == ("exact", native_backend.name)
+    assert (result.precision, result.backend) == ("exact", backend.name)
 
 
 def test_row_24_scales_of_every_token(backend: Backend) -> None:

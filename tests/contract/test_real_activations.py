@@ -64,22 +64,22 @@ def load(path: Path, backend: Backend) -> tuple[Call, dict[str, torch.Tensor], i
 
 
 @pytest.mark.parametrize("path", case_files(), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_scores_and_selection_are_the_expected_ones(native_backend: Backend, path: Path) -> None:
+def test_scores_and_selection_are_the_expected_ones(backend: Backend, path: Path) -> None:
     """Outlier channels, heavy tails: scores within the bound, the oracle's bit for bit; the same selection.
 
     Two blocks may change places only where the bound covers the difference of their scores.
     """
-    call, tensors, topk = load(path, native_backend)
+    call, tensors, topk = load(path, backend)
     expected, expected_ids = tensors["expected_scores"], tensors["expected_block_ids"]
-    scores = scores_of(native_backend, call)
-    selection = selection_of(native_backend, call, topk)
+    scores = scores_of(backend, call)
+    selection = selection_of(backend, call, topk)
     num_blocks = call.batch().num_blocks_per_query()
-    assert_same_bits(topk_of(native_backend, scores, num_blocks, topk), selection)
-    if isinstance(native_backend, ReferenceBackend):
+    assert_same_bits(topk_of(backend, scores, num_blocks, topk), selection)
+    if isinstance(backend, ReferenceBackend):
         assert_same_bits(scores, expected)
         assert_same_bits(selection, expected_ids)
         return
-    allowed = SCORE_TOLERANCE[native_backend.precision] * torch.from_numpy(score_bounds(call.batch()))
+    allowed = SCORE_TOLERANCE[backend.precision] * torch.from_numpy(score_bounds(call.batch()))
     assert bool(((scores == expected) | ((scores.double() - expected.double()).abs() <= allowed)).all())
     moved = selection != expected_ids
     assert bool(((selection < 0) == (expected_ids < 0)).all())

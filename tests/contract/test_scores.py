@@ -66,13 +66,13 @@ def test_of_a_prefill_climb_and_fall_with_the_position(backend: Backend) -> None
 
 
 @pytest.mark.parametrize(("heads", "queries"), [(1, 4700), (2, 2400), (4, 1200)])
-def test_of_a_prefill_of_thousands_of_rows(native_backend: Backend, heads: int, queries: int) -> None:
+def test_of_a_prefill_of_thousands_of_rows(backend: Backend, heads: int, queries: int) -> None:
     """A backend that takes rows in chunks goes on where it stopped: more than 4,096 rows in one request."""
     call = random_call([(queries + 333, queries), (5, 5)], heads, seed=12)
     expected = oracle_scores(call)
-    assert_same_bits(scores_of(native_backend, call), expected)
+    assert_same_bits(scores_of(backend, call), expected)
     expected_ids = selected(expected, call.batch().num_blocks_per_query(), 4)
-    assert_same_bits(selection_of(native_backend, call, 4), expected_ids)
+    assert_same_bits(selection_of(backend, call, 4), expected_ids)
 
 
 @pytest.mark.parametrize("heads", HEADS)

@@ -122,52 +122,52 @@ def distant_pages(page_stride: int, last_page: int, device: torch.device) -> tor
 
 
 @pytest.mark.parametrize(("page_stride", "page_ids"), DISTANT)
-def test_pages_past_4_gib_are_read(native_backend: Backend, page_stride: int, page_ids: list[int]) -> None:
+def test_pages_past_4_gib_are_read(backend: Backend, page_stride: int, page_ids: list[int]) -> None:
     """page_id * page_stride passes 2^31 and 2^32: every page there is read as it is near the start."""
     near = random_call([(128 * len(page_ids) - 77, 5)], 4, seed=55, values="inexact")
     used = near.block_table[0, : len(page_ids)].long()
-    pages = distant_pages(page_stride, max(page_ids), native_backend.device)
+    pages = distant_pages(page_stride, max(page_ids), backend.device)
     pages[torch.tensor(page_ids, device=pages.device)] = near.pages[used].to(pages.device)
     far = replace(near, pages=pages, block_table=torch.tensor([page_ids], dtype=torch.int32))
-    assert_same_bits(scores_of(native_backend, far), scores_of(native_backend, near))
-    assert_same_bits(selection_of(native_backend, far, 4), selection_of(native_backend, near, 4))
+    assert_same_bits(scores_of(backend, far), scores_of(backend, near))
+    assert_same_bits(selection_of(backend, far, 4), selection_of(backend, near, 4))
 
 
 @pytest.mark.parametrize(("page_stride", "page_ids"), DISTANT)
-def test_pages_past_4_gib_are_written(native_backend: Backend, page_stride: int, page_ids: list[int]) -> None:
+def test_pages_past_4_gib_are_written(backend: Backend, page_stride: int, page_ids: list[int]) -> None:
     """Inserting into a page past 2^31 and 2^32 bytes writes that page."""
-    device = native_backend.device
+    device = backend.device
     keys = torch.randn(3 * len(page_ids), 128, generator=torch.Generator().manual_seed(56))
     tokens = torch.tensor([0, 64, 127]).repeat(len(page_ids))
     distant = torch.tensor(page_ids).repeat_interleave(3) * 128 + tokens
     pages = distant_pages(page_stride, max(page_ids), device)
-    native_backend.insert(keys.to(device), pages, distant.to(device))
+    backend.insert(keys.to(device), pages, distant.to(device))
     near = torch.zeros(len(page_ids), 9216, dtype=torch.uint8)
     near_slots = torch.arange(len(page_ids)).repeat_interleave(3) * 128 + tokens
     written = pages[torch.tensor(page_ids, device=device)].cpu()
     assert_same_bits(written, oracle_inserted(keys, near, near_slots))
 
 
-def test_score_buffers_of_4_gib(native_backend: Backend) -> None:
+def test_score_buffers_of_4_gib(backend: Backend) -> None:
     """H=4, 32,768 queries, 8,192 blocks is exactly 2^32 bytes: the last rows of every head are right."""
     call = random_call([(300, 3), (1001, 5)], 4, seed=57)
-    near = call.batch(native_backend.device)
+    near = call.batch(backend.device)
     first = 32768 - call.total_q
-    q = torch.zeros(32768, 4, 128, dtype=torch.uint8, device=native_backend.device)
+    q = torch.zeros(32768, 4, 128, dtype=torch.uint8, device=backend.device)
     q[first:] = near.q.view(torch.uint8)
     requests = [replace(request, query_start=first + request.query_start) for request in near.requests]
     far: ScoreBatch = replace(near, q=q.view(torch.float8_e4m3fn)).subset(requests)
-    scores = sparse_bytes(4 * GIB, native_backend.device).view(torch.float32).view(4, 32768, 8192)
+    scores = sparse_bytes(4 * GIB, backend.device).view(torch.float32).view(4, 32768, 8192)
 
     expected = oracle_scores(call, columns=8192)
-    native_backend.score_prefill(far, scores)
+    backend.score_prefill(far, scores)
     assert_same_bits(scores[:, first:].cpu(), expected)
     assert not bool(scores[:, first - 1].any())
     scores[:, first:] = 0
-    native_backend.score_decode(far, scores)
+    backend.score_decode(far, scores)
     assert_same_bits(scores[:, first:].cpu(), expected)
 
     num_blocks = call.batch().num_blocks_per_query()
-    block_ids = torch.zeros(4, call.total_q, 16, dtype=torch.int32, device=native_backend.device)
-    native_backend.topk(scores[:, first:], num_blocks.to(native_backend.device), block_ids, "score")
+    block_ids = torch.zeros(4, call.total_q, 16, dtype=torch.int32, device=backend.device)
+    backend.topk(scores[:, first:], num_blocks.to(backend.device), block_ids, "score")
     assert_same_bits(block_ids.cpu(), selected(expected[:, :, :8], num_blocks, 16))

@@ -107,6 +107,11 @@ def test_doctor_says_what_runs_and_tests_it() -> None:
     assert fields["versions"]["python"] == sys.version.split()[0]
     assert {backend["name"] for backend in fields["backends"]} >= {"cpu", "reference"}
     assert all(backend["reason"] for backend in fields["backends"])
+    backends = {backend["name"]: backend for backend in fields["backends"]}
+    assert any(words in backends["flydsl"]["reason"] for words in ("ROCm", "AMD GPU", "gfx950"))
+    if backends["flydsl-sim"]["usable"]:
+        for tool in ("linker", "stand-in HIP", "disassembler"):
+            assert tool in backends["flydsl-sim"]["reason"]
     assert list(fields["selftest"]) == VERIFY_KEYS
     assert fields["selftest"]["ok"] is True
     people = call("doctor", "--backend", "reference")

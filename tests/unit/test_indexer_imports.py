@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import indexer
+from kernel.backends import registry
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,3 +29,29 @@ def test_every_public_name_is_there() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'Scorer'"):
         indexer.Scorer  # noqa: B018
+
+
+ASKED = {
+    "auto": "scorer = IndexScorer(IndexerConfig(num_index_heads=1, num_pages=1))",
+    "statuses": "registry.statuses()",
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_only_the_flydsl_backends_import_flydsl_and_set_its_environment(asked: str) -> None:
+    """Neither asking which backends there are nor using the default one changes the process."""
+    if registry.resolve("auto") == "flydsl":
+        pytest.skip("on a gfx950 the default backend is flydsl")
+    code = f"""
+import os, sys
+before = dict(os.environ)
+from indexer import IndexScorer, IndexerConfig
+from kernel.backends import registry
+{ASKED[asked]}
+loaded = sorted(name for name in sys.modules if name.split(".")[0] == "flydsl")
+maps = open("/proc/self/maps").read() if sys.platform == "linux" else ""
+assert not loaded, loaded
+assert "libamdhip64" not in maps and "libfly" not in maps
+assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -23,7 +23,7 @@ _PENDING_BLOCKS = 256
 
 
 def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> torch.Tensor:
-    """Packed keys of scores.
+    """Packed keys of the scores of consecutive blocks.
 
     Args:
         scores: ``[rows, blocks]`` float32; cells at and past a row's ``num_blocks`` may hold anything.
@@ -34,6 +34,11 @@ def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> to
         ``[rows, blocks]`` int64, ``ABSENT`` at and past a row's ``num_blocks``.
     """
     ids = torch.arange(first_block, first_block + scores.shape[1], dtype=torch.int64, device=scores.device)
+    return pack_blocks(scores, ids, num_blocks)
+
+
+def pack_blocks(scores: torch.Tensor, ids: torch.Tensor, num_blocks: torch.Tensor) -> torch.Tensor:
+    """As :func:`pack`, of the blocks that ``ids`` (``[blocks]`` or ``[rows, blocks]`` int64) names."""
     # + 0.0 turns -0.0 into +0.0.
     bits = (scores + 0.0).masked_fill_(scores.isnan(), -torch.inf).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)

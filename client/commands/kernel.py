@@ -1,0 +1,59 @@
+"""``kernel``: the gfx950 kernels as such."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client.commands.kernel_report import report
+from client.failure import one_line_errors
+from client.options import JsonOption
+
+kernel = typer.Typer(
+    name="kernel",
+    help="Compile the gfx950 kernels, and report on them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@kernel.callback()
+def _group() -> None:
+    """Compile the gfx950 kernels, and report on them."""
+
+
+kernel.command("report")(report)
+
+
+@kernel.command("compile")
+def compile_(
+    cache: Annotated[
+        Path | None, typer.Option(help="FlyDSL's cache; FLYDSL_RUNTIME_CACHE_DIR or its default if left out.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile every kernel for gfx950 into FlyDSL's cache, with no GPU, so that no first call compiles.
+
+    A cache is bound to the ROCm installation: compile where the kernels will run, in the final image. With
+    --cache DIR, processes find it if FLYDSL_RUNTIME_CACHE_DIR is DIR.
+    """
+    from client.terminal import output, status
+    from kernel.backends.flydsl.toolchain import compile_kernels
+
+    with one_line_errors(as_json), status() as on_step:
+        on_step("compiling for gfx950")
+        started = time.perf_counter()
+        kernels = compile_kernels(cache)
+        seconds = time.perf_counter() - started
+    if as_json:
+        print(
+            json.dumps(
+                {"kernels": kernels, "cache": None if cache is None else str(cache), "seconds": seconds}
+            )
+        )
+    else:
+        output().print(f"Compiled {', '.join(kernels)} in {seconds:.1f} s.")

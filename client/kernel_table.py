@@ -1,0 +1,98 @@
+"""A kernel report for people, at most 100 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kernel.gfx950.report.kernel_report import KernelReport, LoopReport
+from kernel.gfx950.report.targets import Target
+
+COLUMNS = 100
+TITLE = "One trip of a wave. Clocks, bound, MFMA use and the worst phase's use are predictions."
+
+
+def print_report(console: Console, report: KernelReport, targets: Sequence[Target]) -> None:
+    """Print one kernel: resources, loops, where waves wait, wait states, bank conflicts, targets."""
+    has = report.resources
+    console.print(Text(f"{report.name} (H = {report.heads})", "bold"))
+    console.print(
+        f"{has.vgpr} VGPR ({has.agpr} AGPR of them), {has.sgpr} SGPR, {has.vgpr_spills} + {has.sgpr_spills} "
+        f"spills, {has.scratch_bytes} B scratch, {has.lds_bytes:,} B LDS, {has.waves_per_simd} waves a SIMD",
+        width=COLUMNS,
+    )
+    console.print(_loops(report.loops), width=COLUMNS)
+    console.print(Text("Predicted clocks of a trip, and of them a wave's waits:", "italic"))
+    for loop in report.loops:
+        console.print(f"  {loop.trip.role:<10}{_waits(loop)}", width=COLUMNS)
+    beside = [
+        f"{loop.trip.role} {100 * loop.beside_unmasked:.1f} %"
+        for loop in report.loops
+        if loop.beside_unmasked is not None
+    ]
+    console.print(f"Predicted MFMA use beside a workgroup in its unmasked loop: {', '.join(beside)}")
+    console.print(Text("Fewest wait states of what depends on what, over all paths:", "italic"))
+    for hazard in report.hazards:
+        if hazard.seen is not None:
+            style = "" if hazard.ok else "bold red"
+            line = f"  {hazard.seen:>2} of {hazard.needed:>2} needed: {hazard.kind}"
+            console.print(Text(line, style), width=COLUMNS)
+    console.print(_bank_conflicts(report), width=COLUMNS)
+    missed = [target for target in targets if not target.met]
+    console.print(f"{len(targets) - len(missed)} of {len(targets)} targets met.")
+    for target in missed:
+        reason = f": {target.reason}" if target.reason else ""
+        line = f"missed: {target.name} {target.found}, wanted {target.wanted}{reason}"
+        console.print(Text(line, "yellow"), width=COLUMNS)
+    console.print()
+
+
+def _loops(loops: Sequence[LoopReport]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=TITLE, title_justify="left"
+    )
+    table.add_column("role", no_wrap=True)
+    for column in ("blocks", "instr.", "MFMA", "VALU", "LDS\nr/w", "waits", "nops"):
+        table.add_column(column, justify="right")
+    table.add_column("pred. clocks\nMFMA/VALU/LDS", justify="right", no_wrap=True)
+    table.add_column("bound")
+    table.add_column("MFMA\nuse", justify="right")
+    table.add_column("worst\nphase", justify="right")
+    for loop in loops:
+        count, model = loop.classes.get, loop.model
+        table.add_row(
+            loop.trip.role,
+            str(loop.trip.blocks),
+            str(len(loop.trip.path)),
+            str(count("mfma", 0)),
+            str(count("valu", 0)),
+            f"{count('lds_read', 0)}/{count('lds_write', 0)}",
+            str(count("wait", 0)),
+            str(count("nop", 0)),
+            f"{model.mfma}/{model.valu}/{model.lds}",
+            model.bound,
+            _percent(loop, loop.prediction.utilisation),
+            _percent(loop, loop.prediction.lowest),
+        )
+    return table
+
+
+def _percent(loop: LoopReport, share: float) -> str:
+    return f"{100 * share:.1f} %" if loop.model.mfma else "-"
+
+
+def _waits(loop: LoopReport) -> str:
+    waits = [f"{reason} {clocks:.0f}" for reason, clocks in loop.prediction.stalls.items() if clocks >= 1]
+    return f"{loop.prediction.clocks:.0f}: {', '.join(waits) or 'none'}"
+
+
+def _bank_conflicts(report: KernelReport) -> str:
+    shown = (
+        f"{mnemonic} {extra / accesses:.2g}"
+        for mnemonic, (accesses, extra) in report.run.lds_traffic().items()
+    )
+    return f"Extra LDS passes an access (interpreted): {', '.join(shown)}"

@@ -1,0 +1,57 @@
+"""The gfx950 backend: kernels in FlyDSL on an MI350X or MI355X under ROCm.
+
+Nothing here imports FlyDSL or needs a GPU until :func:`create` does.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernel.backends.base import Backend, Precision
+from kernel.backends.flydsl.rocm import RocmDevice
+from kernel.backends.flydsl.runtime import preflight
+from kernel.errors import DeviceUnavailableError, InvalidArgumentError
+
+__all__ = ["check_precision", "create", "probe"]
+
+
+def probe() -> tuple[bool, str]:
+    """Whether this backend can run here, and why."""
+    from kernel.backends.flydsl import toolchain
+
+    try:
+        device = RocmDevice(torch.device("cuda"))
+        toolchain.check()
+        preflight(device)
+    except DeviceUnavailableError as error:
+        return False, str(error)
+    return True, f"{device.torch_device} is a gfx950 with {device.compute_units} compute units"
+
+
+def create(device: str | None, precision: Precision) -> Backend:
+    """Make the backend.
+
+    Args:
+        device: ``cuda`` or ``cuda:n``; PyTorch's current GPU when None.
+        precision: either; the accumulation is fp32 and meets both bounds.
+
+    Raises:
+        InvalidArgumentError: any other device or precision.
+        DeviceUnavailableError: what is missing.
+    """
+    from kernel.backends.flydsl.backend import FlydslBackend
+
+    check_precision(precision)
+    if device is not None and device.split(":")[0] != "cuda":
+        raise InvalidArgumentError(
+            "device", repr(device), "must be 'cuda' or 'cuda:n' for backend 'flydsl'", "leave it out"
+        )
+    return FlydslBackend("flydsl", RocmDevice(torch.device(device or "cuda")), precision)
+
+
+def check_precision(precision: str) -> None:
+    """Refuse what is not a precision."""
+    if precision not in ("exact", "fast"):
+        raise InvalidArgumentError(
+            "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
+        )

@@ -1,0 +1,119 @@
+"""Launching the prefill scorer: the plan, the packed arguments, the compiled kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.batch import ScoreBatch
+from kernel.plan import (
+    MAXIMA_BLOCKS,
+    STORE_BLOCKS,
+    WORK_ITEM_DWORDS,
+    launches,
+    pack_items,
+    plan_prefill,
+)
+
+_WORKGROUPS_PER_COMPUTE_UNIT = 2
+_OPERAND_ALIGNMENT = 16
+"""Bytes that queries and LUT entries are loaded at."""
+
+Launch = Callable[..., None]
+
+
+class PrefillLauncher:
+    """Scores batches on one device.
+
+    A compiled kernel is kept for each number of heads; each belongs to the GPU that it was first launched on,
+    so one launcher serves one device. May be used from several threads.
+
+    Args:
+        device: where to launch.
+
+    Raises:
+        DeviceUnavailableError: what is missing there, or for compiling.
+    """
+
+    def __init__(self, device: Device) -> None:
+        toolchain.prepare()
+        preflight(device)
+        self._device = device
+        self._compiled: dict[int, Launch] = {}
+        self._compiling = threading.Lock()
+
+    def __call__(self, batch: ScoreBatch, scores: torch.Tensor, maxima: torch.Tensor | None = None) -> None:
+        """Score the batch; asynchronous on a GPU.
+
+        Args:
+            batch: the call, on this device.
+            scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``; every cell of a row of the batch's
+                requests is written.
+            maxima: ``[H, total_q, ceil(S / 16)]`` float32 with ``stride(2) == 1``, written likewise: the
+                greatest score of each 16 blocks, sentinels included.
+
+        Raises:
+            LaunchError: a HIP call failed; outputs are undefined.
+            InvalidArgumentError: a number does not fit the 32 bits it has on the device.
+        """
+        items = plan_prefill(
+            batch.requests,
+            batch.num_heads,
+            table_stride=batch.block_table.shape[1],
+            score_blocks=scores.shape[2],
+            slots=_WORKGROUPS_PER_COMPUTE_UNIT * self._device.compute_units,
+            alignment=STORE_BLOCKS if maxima is None else MAXIMA_BLOCKS,
+        )
+        if not items or not scores.shape[2]:
+            return
+        work = torch.frombuffer(pack_items(items), dtype=torch.int32).to(scores.device)
+        q, lut = _aligned(batch.q), _aligned(batch.lut)
+        tensors = [q, batch.pages, lut, scores, batch.block_table, work]
+        if maxima is not None:
+            tensors.append(maxima)
+        for chunk in launches(len(items)):
+            arguments = (
+                q.data_ptr(),
+                batch.pages.data_ptr(),
+                batch.pages.stride(0),
+                lut.data_ptr(),
+                scores.data_ptr(),
+                scores.stride(0),
+                scores.stride(1),
+                0 if maxima is None else maxima.data_ptr(),
+                0 if maxima is None else maxima.stride(0),
+                0 if maxima is None else maxima.stride(1),
+                batch.block_table.data_ptr(),
+                work.data_ptr() + 4 * WORK_ITEM_DWORDS * chunk.start,
+                batch.init_blocks,
+                batch.local_blocks,
+                len(chunk),
+            )
+            with launching(self._device, tensors) as stream:
+                self._launch(batch.num_heads, *arguments, stream)
+
+    def _launch(self, heads: int, *arguments: int) -> None:
+        compiled = self._compiled.get(heads)
+        if compiled is None:
+            with self._compiling:
+                compiled = self._compiled.get(heads)
+                if compiled is None:
+                    from kernel.backends.flydsl import score_prefill
+
+                    self._compiled[heads] = score_prefill.compile_and_launch(heads, *arguments)
+                    return
+        compiled(*arguments[:-1], _stream(arguments[-1]))
+
+
+def _stream(handle: int) -> object:
+    import flydsl.expr as fx
+
+    return fx.Stream(handle)
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.data_ptr() % _OPERAND_ALIGNMENT == 0 else tensor.clone()

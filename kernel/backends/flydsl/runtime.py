@@ -1,0 +1,154 @@
+"""FlyDSL's launch runtime, guarded: where launches go, what must be there first, and the errors it swallows.
+
+``libfly_jit_runtime.so`` is loaded by FlyDSL's first launch; a missing HIP, a wrong version or a missing
+symbol ends the process there. :func:`preflight` loads it beforehand, where those are exceptions. A HIP call
+that fails in a launch is printed and the launch returns normally, so every launch goes through
+:func:`launching`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from kernel.errors import DeviceUnavailableError, LaunchError
+
+if TYPE_CHECKING:
+    import torch
+
+TARGET = "gfx950"
+"""The only architecture that the kernels are written for."""
+
+
+class Device(Protocol):
+    """Where launches go: a gfx950 under HIP, or the simulated one."""
+
+    torch_device: torch.device
+    """Where the tensors of a launch live."""
+    compute_units: int
+    """Compute units that the host plan may count on."""
+
+    def prepare(self) -> None:
+        """Make HIP loadable and check what FlyDSL does not: the architecture, the device.
+
+        Raises:
+            DeviceUnavailableError: it cannot be.
+        """
+        ...
+
+    def stream(self) -> int:
+        """The ``hipStream_t`` to launch on; 0 is the null stream."""
+        ...
+
+    def registered(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+        """The storages that launches inside may touch; on real hardware nothing needs to be done."""
+        ...
+
+    def take_failure(self) -> BaseException | None:
+        """What went wrong in this thread's launches, by the device's own account, since the last take.
+
+        None on real hardware.
+        """
+        ...
+
+
+def runtime_path() -> Path:
+    """FlyDSL's launch runtime.
+
+    Raises:
+        DeviceUnavailableError: FlyDSL is not installed, or this is not a build with the runtime.
+    """
+    found = importlib.util.find_spec("flydsl")
+    if found is None or not found.submodule_search_locations:
+        raise DeviceUnavailableError("the package flydsl is not installed", "pip install flydsl==0.5.0")
+    path = Path(found.submodule_search_locations[0], "_mlir", "_mlir_libs", "libfly_jit_runtime.so")
+    if not path.is_file():
+        raise DeviceUnavailableError(f"{path} is missing", "pip install --force-reinstall flydsl==0.5.0")
+    return path
+
+
+def check() -> None:
+    """What a launch needs of FlyDSL, without loading anything.
+
+    Raises:
+        DeviceUnavailableError: what is missing and the remedy.
+    """
+    runtime_path()
+    if os.environ.get("COMPILE_ONLY", "0").lower() not in ("", "0", "false", "no", "off"):
+        raise DeviceUnavailableError(
+            f"COMPILE_ONLY={os.environ['COMPILE_ONLY']} makes every launch do nothing", "unset COMPILE_ONLY"
+        )
+
+
+def preflight(device: Device) -> None:
+    """What would end the process at the first launch, or make it silently do nothing, as an exception.
+
+    Raises:
+        DeviceUnavailableError: what is missing and the remedy.
+    """
+    check()
+    device.prepare()
+    _runtime()
+
+
+@functools.cache
+def _runtime() -> ctypes.CDLL:
+    path = runtime_path()
+    try:
+        runtime = ctypes.CDLL(str(path))  # binds every symbol now: what is missing is an OSError
+    except OSError as error:
+        raise DeviceUnavailableError(
+            f"{path.name} does not load: {error}",
+            "install ROCm 7 (libamdhip64.so.7 with symbols of version hip_4.2), or use the simulated device",
+        ) from error
+    runtime.flydslRuntimeTakeError.argtypes = []
+    runtime.flydslRuntimeTakeError.restype = ctypes.c_int
+    runtime.hipGetErrorName.argtypes = [ctypes.c_int]  # found in the HIP library that the runtime is bound to
+    runtime.hipGetErrorName.restype = ctypes.c_char_p
+    return runtime
+
+
+@contextmanager
+def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
+    """Around every launch: gives the stream, allows the tensors' storages, raises what FlyDSL swallowed.
+
+    Args:
+        device: where the launch goes; :func:`preflight` has passed.
+        tensors: every tensor whose address the launch is given.
+
+    Raises:
+        LaunchError: a HIP call failed, in the launch or before it (in a launch outside of this guard). The
+            simulated device's own exception is its cause.
+    """
+    runtime = _runtime()
+    stale, failure = runtime.flydslRuntimeTakeError(), device.take_failure()
+    if stale:
+        raise LaunchError(
+            stale, _error_name(runtime, stale), "left by an earlier launch", "launch only inside launching()"
+        ) from failure
+    try:
+        with device.registered(tensors):
+            yield device.stream()
+    finally:
+        # Taken on every way out, so that no error is left for the next launch to be blamed for.
+        code = runtime.flydslRuntimeTakeError()
+        failure = device.take_failure()
+    if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+        raise failure
+    if code:  # as on hardware: this word decides, and a call that FlyDSL itself can do without is no failure
+        raise LaunchError(
+            code,
+            _error_name(runtime, code),
+            str(failure) if failure is not None else "in the launch",
+            "outputs are undefined; if the module failed to load, restart the process before the next launch",
+        ) from failure
+
+
+def _error_name(runtime: ctypes.CDLL, code: int) -> str:
+    return str(runtime.hipGetErrorName(code).decode())

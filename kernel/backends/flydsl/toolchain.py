@@ -1,0 +1,119 @@
+"""What compiling needs: FlyDSL for gfx950, its linker, and its cache. No GPU and no HIP."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from kernel.backends.flydsl import linker
+from kernel.backends.flydsl.runtime import TARGET
+from kernel.contract import SUPPORTED_HEADS
+from kernel.errors import DeviceUnavailableError
+
+
+def check() -> str:
+    """What compiling needs, changing nothing: neither the environment nor the disk.
+
+    Returns:
+        What was found, for people.
+
+    Raises:
+        DeviceUnavailableError: FlyDSL or a linker is missing, or the environment asks for another
+            architecture.
+    """
+    if importlib.util.find_spec("flydsl") is None:
+        raise DeviceUnavailableError("the package flydsl is not installed", "pip install flydsl==0.5.0")
+    asked = os.environ.get("FLYDSL_GPU_ARCH", TARGET)
+    if asked.split(":")[0] != TARGET:
+        raise DeviceUnavailableError(
+            f"FLYDSL_GPU_ARCH={asked}, and the kernels are for {TARGET}", "unset FLYDSL_GPU_ARCH"
+        )
+    return f"linker {linker.check()}"
+
+
+def prepare() -> None:
+    """Have FlyDSL compile for gfx950, before ``flydsl`` is imported: its default is gfx942.
+
+    Raises:
+        DeviceUnavailableError: see :func:`check`; or the linker's cache folder cannot be written.
+    """
+    check()
+    os.environ.setdefault("FLYDSL_GPU_ARCH", TARGET)
+    linker.prepare()
+
+
+def compile_kernels(cache_dir: Path | None = None) -> list[str]:
+    """Compile every kernel into FlyDSL's cache, so that no process compiles at its first call.
+
+    The cache is bound to the ROCm installation: compile where the kernels will run, in the final image.
+
+    Args:
+        cache_dir: the cache; a process that is to use it needs FLYDSL_RUNTIME_CACHE_DIR set to it. FlyDSL's
+            own choice when None.
+
+    Returns:
+        The kernels' names.
+
+    Raises:
+        DeviceUnavailableError: see :func:`prepare`.
+    """
+    prepare()
+    from kernel.backends.flydsl import score_prefill
+
+    settings = {"COMPILE_ONLY": "1"}
+    if cache_dir is not None:
+        settings["FLYDSL_RUNTIME_CACHE_DIR"] = str(cache_dir)
+    with _environment(settings):
+        return [score_prefill.compile_for(heads) for heads in SUPPORTED_HEADS]
+
+
+def assembly(heads: int) -> tuple[str, str]:
+    """Compile the prefill scorer afresh, past FlyDSL's cache.
+
+    Args:
+        heads: index heads, H.
+
+    Returns:
+        The kernel's name and the compiler's assembly text, which is the binary: assembled again it gives the
+        same bytes.
+
+    Raises:
+        DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
+    """
+    prepare()
+    from kernel.backends.flydsl import score_prefill
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "COMPILE_ONLY": "1",
+            "FLYDSL_RUNTIME_RUN_ONLY": "0",
+            "FLYDSL_DEBUG_DUMP_ASM": "1",
+            "FLYDSL_DUMP_DIR": folder,
+        }
+        with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
+            name = score_prefill.compile_for(heads)
+        texts = list(Path(folder).rglob("*.s"))  # FlyDSL goes on without where it cannot write
+        if len(texts) != 1:
+            raise DeviceUnavailableError(
+                f"FlyDSL wrote no assembly of {name}", f"set TMPDIR to a folder with room, not {folder}"
+            )
+        return name, texts[0].read_text()
+
+
+@contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,43 @@
+"""``flydsl-sim``: the ``flydsl`` backend on the simulated gfx950; a CPU interprets every instruction."""
+
+from __future__ import annotations
+
+from kernel.backends.base import Backend, Precision
+from kernel.errors import DeviceUnavailableError, InvalidArgumentError
+
+
+def probe() -> tuple[bool, str]:
+    """Whether this backend can run here, and what it found or lacks. Builds, loads and sets nothing."""
+    from kernel.backends.flydsl import runtime, toolchain
+    from kernel.gfx950.hip import simulated_device
+
+    try:
+        linker = toolchain.check()
+        runtime.check()
+        found = simulated_device().check()
+    except DeviceUnavailableError as error:
+        return False, str(error)
+    return True, f"interprets the gfx950 kernels on the CPU, slowly: {linker}, {found}"
+
+
+def create(device: str | None, precision: Precision) -> Backend:
+    """Make the backend.
+
+    Args:
+        device: ``cpu`` or None.
+        precision: either; results are the same.
+
+    Raises:
+        InvalidArgumentError: any other device or precision.
+        DeviceUnavailableError: what is missing.
+    """
+    from kernel.backends.flydsl import check_precision
+    from kernel.backends.flydsl.backend import FlydslBackend
+    from kernel.gfx950.hip import simulated_device
+
+    check_precision(precision)
+    if device not in (None, "cpu"):
+        raise InvalidArgumentError(
+            "device", repr(device), "must be 'cpu' for backend 'flydsl-sim'", "leave it out"
+        )
+    return FlydslBackend("flydsl-sim", simulated_device(), precision)

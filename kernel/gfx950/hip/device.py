@@ -1,0 +1,256 @@
+"""A gfx950 without a gfx950: HIP's calls go to the stand-in, launches to the interpreter."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shlex
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+
+from kernel.errors import DeviceUnavailableError, IndexerError
+from kernel.gfx950 import (
+    Memory,
+    OutOfBoundsError,
+    Program,
+    RunOptions,
+    RunReport,
+    Schedule,
+    parse_program,
+    run,
+)
+from kernel.gfx950.hip import build, code_object, disassembler, library
+from kernel.gfx950.hip.allocations import Allocation, extents, merged
+from kernel.gfx950.hip.kernel_arguments import kernarg_segment
+from kernel.gfx950.hip.library import LAUNCH_CALLBACK, Launch
+
+ARCHITECTURE = "gfx950"
+COMPUTE_UNITS = 256
+"""Compute units of an MI355X."""
+_HIP_ERROR_ILLEGAL_ADDRESS = 700
+_HIP_ERROR_LAUNCH_FAILURE = 719
+_KEPT_LAUNCHES = 64
+_ARCHITECTURE_VARIABLES = ("FLYDSL_GPU_ARCH", "ARCH")
+
+
+class HipCallError(IndexerError, RuntimeError):
+    """A HIP call that the stand-in refused, or that was made to fail."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call} returned {name} ({code})")
+        self.call = call
+        self.code = code
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """One kernel launch that ran."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    """Workgroups."""
+    block: tuple[int, int, int]
+    """Threads of a workgroup."""
+    kernargs: bytes
+    """The kernel argument segment."""
+    image: bytes
+    """The code object."""
+    report: RunReport
+    seconds: float
+    """Host time in the interpreter."""
+
+
+class SimulatedDevice:
+    """One gfx950, synchronous. Device memory is host memory: a CPU tensor's address is its device address.
+
+    Get it from :func:`simulated_device`: a process has one HIP, and its launches go to one device.
+
+    Attributes:
+        schedule: the order of waves, workgroups and DMA in the launches to come.
+        options: what else the interpreter is told.
+        launches: the last launches, oldest first.
+    """
+
+    torch_device = torch.device("cpu")
+    compute_units = COMPUTE_UNITS
+
+    def __init__(self) -> None:
+        self.schedule = Schedule()
+        self.options = RunOptions()
+        self.launches: deque[LaunchRecord] = deque(maxlen=_KEPT_LAUNCHES)
+        self._library: ctypes.CDLL | None = None
+        self._callback = LAUNCH_CALLBACK(self._on_launch)  # lives as long as the library may call it
+        self._one_launch = threading.Lock()
+        self._thread = threading.local()
+
+    def check(self) -> str:
+        """What :meth:`prepare` needs, without building or loading anything.
+
+        Returns:
+            What was found, for people.
+
+        Raises:
+            DeviceUnavailableError: what is missing and the remedy.
+        """
+        for variable in _ARCHITECTURE_VARIABLES:
+            asked = os.environ.get(variable)
+            if asked and asked.lower() != ARCHITECTURE:
+                raise DeviceUnavailableError(
+                    f"{variable}={asked}: the simulated device is a {ARCHITECTURE}", f"unset {variable}"
+                )
+        if self._library is None:
+            library.refuse_real_hip()
+        builder = "built before" if build.is_built() else f"to be built by {shlex.join(build.compiler())}"
+        return f"stand-in HIP {builder}, disassembler {disassembler.find().source}"
+
+    def prepare(self) -> None:
+        """Build and load the stand-in, before anything loads HIP; have FlyDSL compile for gfx950.
+
+        Raises:
+            DeviceUnavailableError: a real HIP is in the process, another architecture is asked for, or the
+                stand-in cannot be built or used.
+        """
+        self.check()
+        os.environ.setdefault("FLYDSL_GPU_ARCH", ARCHITECTURE)
+        if self._library is None:
+            self._library = library.load(build.library())
+            self._library.sim_set_launch(self._callback)
+
+    def stream(self) -> int:
+        """The null stream: everything is done in order anyway."""
+        return 0
+
+    @contextmanager
+    def registered(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Let launches of this thread inside touch these tensors' elements, and nothing else.
+
+        Raises:
+            ValueError: a tensor is not on the CPU.
+        """
+        outer = self._allocations()
+        self._thread.allocations = merged(outer + extents(tensors))
+        try:
+            yield
+        finally:
+            self._thread.allocations = outer
+
+    def take_failure(self) -> BaseException | None:
+        """What this thread's launches died of since the last take: the kernel's fault, or the HIP call's."""
+        failure: BaseException | None = getattr(self._thread, "failure", None)
+        self._thread.failure = None
+        loaded = self._loaded()
+        code = ctypes.c_int()
+        call = loaded.sim_take_failure(ctypes.byref(code))
+        if failure is None and call is not None:
+            return HipCallError(call.decode(), code.value, loaded.hipGetErrorName(code.value).decode())
+        return failure
+
+    @contextmanager
+    def failing(self, call: str, code: int = _HIP_ERROR_LAUNCH_FAILURE) -> Iterator[None]:
+        """Make every call of the HIP function ``call`` inside, by any thread, return ``code`` and do nothing.
+
+        Raises:
+            ValueError: no such function.
+            RuntimeError: on exit without an exception, when nothing called it: the test has tested nothing.
+        """
+        loaded = self._loaded()
+        if not hasattr(loaded, call):
+            raise ValueError(f"call = {call!r}: not a function of the stand-in HIP")
+        before = self.calls().get(call, 0)
+        loaded.sim_fail(call.encode(), code)
+        try:
+            yield
+        finally:
+            loaded.sim_fail(b"", 0)
+        if self.calls().get(call, 0) == before:
+            raise RuntimeError(f"{call} was not called, so its failure was not tried")
+
+    def calls(self) -> dict[str, int]:
+        """How often each HIP function was called in this process."""
+        loaded = self._loaded()
+        found: dict[str, int] = {}
+        count = ctypes.c_uint64()
+        while (name := loaded.sim_call(len(found), ctypes.byref(count))) is not None:
+            found[name.decode()] = count.value
+        return found
+
+    def _loaded(self) -> ctypes.CDLL:
+        if self._library is None:
+            self.prepare()
+            assert self._library is not None  # noqa: S101  prepare() raises or sets it
+        return self._library
+
+    def _allocations(self) -> list[Allocation]:
+        found: list[Allocation] = getattr(self._thread, "allocations", [])
+        return found
+
+    def _on_launch(self, pointer: ctypes._Pointer[Launch]) -> int:
+        try:
+            self._run(pointer.contents)
+        except OutOfBoundsError as error:
+            self._thread.failure = error
+            return _HIP_ERROR_ILLEGAL_ADDRESS
+        except BaseException as error:  # nothing may leave a callback: ctypes would print it and go on
+            self._thread.failure = error
+            return _HIP_ERROR_LAUNCH_FAILURE
+        return 0
+
+    def _run(self, launch: Launch) -> None:
+        name = launch.kernel.decode()
+        image = ctypes.string_at(launch.image, launch.image_size)
+        loaded, program = _program(image, name)
+        kernel = loaded.kernels[name]
+        grid, block = _dimensions(launch.grid), _dimensions(launch.block)
+        if kernel.required_block is not None and block != kernel.required_block:
+            raise ValueError(f"block = {block}: {name} was compiled for {kernel.required_block}")
+        if block[0] * block[1] * block[2] > kernel.max_block:
+            raise ValueError(f"block = {block}: {name} was compiled for at most {kernel.max_block} threads")
+        kernargs = kernarg_segment(kernel.metadata, launch.kernel_params, grid, block)
+        memory = Memory(resolve=self._resolve)
+        for allocation in self._allocations():
+            memory.register(allocation.address, allocation.size, allocation.name)
+        with self._one_launch:
+            started = time.perf_counter()
+            report = run(
+                program, name, grid=grid, block=block, kernargs=kernargs, memory=memory,
+                schedule=self.schedule, options=replace(self.options, dynamic_lds_bytes=launch.dynamic_lds),
+            )  # fmt: skip
+            seconds = time.perf_counter() - started
+            self.launches.append(LaunchRecord(name, grid, block, kernargs, loaded.image, report, seconds))
+
+    def _resolve(self, address: int) -> tuple[int, int] | None:
+        """The live hipMalloc allocation that holds an address."""
+        loaded = self._loaded()
+        pairs = ((ctypes.c_uint64 * 2) * int(loaded.sim_allocations(None, 0)))()
+        loaded.sim_allocations(pairs, len(pairs))
+        for base, size in pairs:
+            if base <= address < base + size:
+                return base, size
+        return None
+
+
+@functools.cache
+def simulated_device() -> SimulatedDevice:
+    """The device of this process; there is one, as there is one HIP."""
+    return SimulatedDevice()
+
+
+@functools.lru_cache(maxsize=64)
+def _program(image: bytes, name: str) -> tuple[code_object.CodeObject, Program]:
+    loaded = code_object.parse(image)
+    if loaded.target.rpartition("-")[2].partition(":")[0] != ARCHITECTURE:
+        raise ValueError(f"code object for {loaded.target}: the simulated device is a {ARCHITECTURE}")
+    kernel = loaded.kernels[name]
+    return loaded, parse_program(disassembler.listing(loaded, kernel), {name: kernel.metadata})
+
+
+def _dimensions(array: ctypes.Array[ctypes.c_uint32]) -> tuple[int, int, int]:
+    x, y, z = array
+    return int(x), int(y), int(z)

@@ -1,0 +1,2 @@
+"""What each instruction does, one file a class of instructions. Each file's BUILDERS maps mnemonics to
+builders."""

@@ -1,0 +1,91 @@
+"""Where a vector memory instruction goes: buffer and global addresses of its active lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel.gfx950.errors import UnsupportedInstructionError
+from kernel.gfx950.form import Form
+from kernel.gfx950.operands import Operand
+from kernel.gfx950.wave import Wave
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where an instruction goes: the lanes that access memory, and their byte addresses."""
+
+    lanes: npt.NDArray[np.intp]
+    addresses: npt.NDArray[np.int64]
+
+
+AddressSource = Callable[[Wave], Target]
+
+
+def buffer_address(
+    form: Form, address: Operand, resource: Operand, scalar_offset: Operand, size: int
+) -> AddressSource:
+    """Raw buffers: stride 0. What begins at or after ``num_records`` is not accessed (loads give 0)."""
+    if form.flag("idxen"):
+        raise UnsupportedInstructionError("buffer access with idxen")
+    if resource.kind != "scalar" or resource.count != 4 or resource.modified:
+        raise UnsupportedInstructionError(f"operand {resource.text} is no buffer descriptor")
+    descriptor, constant = resource.index, form.number("offset")
+    if not 0 <= constant < 4096:
+        raise UnsupportedInstructionError(f"offset:{constant}: a buffer offset has 12 bits")
+    soffset = form.scalar_source(scalar_offset)
+    if form.flag("offen"):
+        per_lane = form.address(address, "u")
+    elif address.kind == "off" or address.is_register:
+        per_lane = _no_lane_offset
+    else:
+        raise UnsupportedInstructionError(f"operand {address.text} is no buffer address")
+
+    def find(wave: Wave) -> Target:
+        base = wave.scalar64(descriptor)
+        records, flags = wave.scalar(descriptor + 2), wave.scalar(descriptor + 3)
+        if base >> 48 or flags & 1 << 23:
+            raise UnsupportedInstructionError(
+                "a buffer with a stride, a swizzle or the lane's number in its address"
+            )
+        moved = soffset(wave)
+        offsets = np.broadcast_to(per_lane(wave), 64).astype(np.int64) + constant
+        lanes = np.flatnonzero(wave.lanes & (offsets + moved < records))
+        inside = offsets[lanes]
+        if lanes.size and int(inside.max()) + moved + size > records:
+            at = int(np.argmax(inside + moved + size > records))
+            raise UnsupportedInstructionError(
+                f"{size} bytes at offset {int(inside[at]) + moved} cross the end of a buffer of {records}",
+                lane=int(lanes[at]),
+            )
+        return Target(lanes, inside + (base + moved))
+
+    return find
+
+
+def _no_lane_offset(_wave: Wave) -> np.uint32:
+    return np.uint32(0)
+
+
+def global_address(form: Form, address: Operand, base: Operand) -> AddressSource:
+    """A 64-bit address a lane, or a scalar base and an unsigned 32-bit offset a lane."""
+    constant = form.number("offset")
+    if not -4096 <= constant < 4096:
+        raise UnsupportedInstructionError(f"offset:{constant}: a global offset has 13 bits")
+    if base.kind == "off":
+        pair = form.address(address, "U")
+        if address.kind != "vector":
+            raise UnsupportedInstructionError(f"operand {address.text} is no vector address")
+        return lambda wave: _active(wave, pair(wave).view(np.int64) + constant)
+    start, per_lane = form.scalar_source64(base), form.address(address, "u")
+    if address.kind != "vector" or base.kind != "scalar":
+        raise UnsupportedInstructionError(f"operands {address.text}, {base.text} are no global address")
+    return lambda wave: _active(wave, per_lane(wave).astype(np.int64) + (start(wave) + constant))
+
+
+def _active(wave: Wave, addresses: npt.NDArray[np.int64]) -> Target:
+    lanes = np.flatnonzero(wave.lanes)
+    return Target(lanes, addresses[lanes])

@@ -1,0 +1,239 @@
+"""Runs a kernel over a grid, workgroup by workgroup, its waves in turn to each barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kernel.gfx950.decode import Decoded, Stop, decode
+from kernel.gfx950.errors import (
+    BarrierError,
+    InstructionLimitError,
+    InterpreterError,
+    OutOfBoundsError,
+    UnsupportedInstructionError,
+)
+from kernel.gfx950.lds import Lds
+from kernel.gfx950.machine import Machine
+from kernel.gfx950.memory import Memory
+from kernel.gfx950.metadata import KernelMetadata
+from kernel.gfx950.parse import Kernel, Program
+from kernel.gfx950.races import GlobalLog
+from kernel.gfx950.run_report import RunReport
+from kernel.gfx950.schedule import Schedule
+from kernel.gfx950.wave import DEFINED, LANES, Wave
+
+Dim3 = tuple[int, int, int]
+_MOST_THREADS = 1024
+_LDS_OF_A_CU = 160 * 1024
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """``dynamic_lds_bytes`` are added to the kernel's own. ``bank_conflicts`` counts them, ``trace`` keeps
+    each wave's path; ``wave_instruction_limit`` is for one wave between two barriers."""
+
+    dynamic_lds_bytes: int = 0
+    bank_conflicts: bool = False
+    trace: bool = False
+    wave_instruction_limit: int = 20_000_000
+
+
+def run(
+    program: Program,
+    kernel_name: str,
+    *,
+    grid: Dim3,
+    block: Dim3,
+    kernargs: bytes,
+    memory: Memory,
+    schedule: Schedule | None = None,
+    options: RunOptions | None = None,
+) -> RunReport:
+    """Executes a whole launch. ``grid`` counts workgroups, ``block`` threads, each (x, y, z).
+
+    ``kernargs`` are the bytes of the kernarg segment, at least as many as the metadata says. Memory is
+    changed as the kernel changes it, up to the fault if one is raised. Raises an InterpreterError that says
+    where the fault is, and ValueError for arguments that are no launch.
+    """
+    kernel = program.kernels.get(kernel_name)
+    if kernel is None:
+        raise ValueError(
+            f"kernel_name = {kernel_name!r}: the program holds {', '.join(program.kernels) or 'none'}"
+        )
+    if kernel.metadata is None:
+        raise ValueError(f"kernel {kernel_name!r} has no metadata; pass it to parse_program")
+    _check_arguments(grid, block, kernargs, kernel.metadata)
+    launch = _Launch(
+        kernel, kernel.metadata, grid, block, memory, schedule or Schedule(), options or RunOptions()
+    )
+    segment = np.frombuffer(bytearray(kernargs.ljust(4, b"\0")), np.uint8)
+    region = memory.register_array(segment, "kernarg segment", writable=False)
+    try:
+        with np.errstate(all="ignore"):  # overflow and NaN are results here
+            return launch.run(region.address)
+    finally:
+        memory.unregister(region)
+
+
+def _check_arguments(grid: Dim3, block: Dim3, kernargs: bytes, metadata: KernelMetadata) -> None:
+    if min(grid) < 1:
+        raise ValueError(f"grid = {grid}: at least one workgroup in each dimension")
+    if min(block) < 1 or block[0] * block[1] * block[2] > _MOST_THREADS:
+        raise ValueError(f"block = {block}: 1 to {_MOST_THREADS} threads")
+    if len(kernargs) < metadata.kernarg_bytes:
+        raise ValueError(f"kernargs = {len(kernargs)} bytes: {metadata.name} takes {metadata.kernarg_bytes}")
+
+
+class _Launch:
+    def __init__(
+        self,
+        kernel: Kernel,
+        metadata: KernelMetadata,
+        grid: Dim3,
+        block: Dim3,
+        memory: Memory,
+        schedule: Schedule,
+        options: RunOptions,
+    ) -> None:
+        self.kernel, self.metadata, self.grid, self.block = kernel, metadata, grid, block
+        self.schedule, self.options = schedule, options
+        self.decoded: Decoded = decode(kernel)
+        self.machine = Machine(memory, GlobalLog(self.decoded.granule), schedule)
+        if options.bank_conflicts:
+            self.machine.bank_conflicts = {}
+        self.lds_bytes = metadata.lds_bytes + options.dynamic_lds_bytes
+        if self.lds_bytes > _LDS_OF_A_CU:
+            raise OutOfBoundsError(f"{self.lds_bytes} bytes of LDS: a CU has {_LDS_OF_A_CU}").locate(
+                kernel=kernel.name
+            )
+        self.threads = block[0] * block[1] * block[2]
+        self.waves = -(-self.threads // LANES)
+        self.executed = [0] * len(kernel.instructions)
+        self.traces: dict[tuple[int, int], npt.NDArray[np.int32]] = {}
+        self.turns = 0
+
+    def run(self, kernarg_address: int) -> RunReport:
+        count = self.grid[0] * self.grid[1] * self.grid[2]
+        for linear in self.schedule.order("workgroups", count, 0):
+            self.machine.workgroup = linear
+            self._run_workgroup(linear, kernarg_address)
+        try:
+            self.machine.log.check()
+        except InterpreterError as error:
+            raise error.locate(kernel=self.kernel.name) from None
+        return RunReport(
+            self.kernel,
+            np.array(self.executed, np.int64),
+            count,
+            count * self.waves,
+            self.machine.bank_conflicts,
+            self.traces,
+        )
+
+    def _run_workgroup(self, linear: int, kernarg_address: int) -> None:
+        x, rest = linear % self.grid[0], linear // self.grid[0]
+        workgroup = (x, rest % self.grid[1], rest // self.grid[1])
+        lds = Lds(self.lds_bytes, self.decoded.granule)
+        waves = [self._start_wave(index, workgroup, kernarg_address, lds) for index in range(self.waves)]
+        paths: list[list[int]] = [[] for _ in waves]
+        try:
+            while not all(wave.done for wave in waves):
+                self.turns += 1
+                for index in self.schedule.order("waves", self.waves, self.turns):
+                    if not waves[index].done:
+                        self._run_to_barrier(waves[index], paths[index], workgroup)
+                if len({wave.done for wave in waves}) > 1:
+                    ended = [wave.index for wave in waves if wave.done]
+                    raise BarrierError(f"waves {ended} have ended while the others wait at a barrier")
+                self._pass_barrier(waves, lds)
+        except InterpreterError as error:
+            raise error.locate(kernel=self.kernel.name, workgroup=workgroup) from None
+        if self.options.trace:
+            self.traces |= {(linear, i): np.array(path, np.int32) for i, path in enumerate(paths)}
+
+    def _run_to_barrier(self, wave: Wave, path: list[int], workgroup: Dim3) -> None:
+        steps, executed, trace = self.decoded.steps, self.executed, self.options.trace
+        left = self.options.wave_instruction_limit
+        pc = wave.pc
+        try:
+            while True:
+                pc = wave.pc
+                step = steps[pc]
+                executed[pc] += 1
+                wave.pc = pc + 1
+                if trace:
+                    path.append(pc)
+                if isinstance(step, Stop):
+                    wave.done = step is Stop.END
+                    return
+                step(wave)
+                if wave.taint is not None:
+                    wave.settle()
+                left -= 1
+                if left < 0:
+                    raise InstructionLimitError(
+                        f"{self.options.wave_instruction_limit} instructions and no barrier: endless?"
+                    )
+        except InterpreterError as error:
+            instruction = self.kernel.instructions[pc]
+            raise error.locate(
+                line=instruction.line, text=instruction.text, workgroup=workgroup, wave=wave.index
+            ) from None
+        except IndexError:
+            raise BarrierError("the wave ran past the last instruction").locate(
+                workgroup=workgroup, wave=wave.index
+            ) from None
+
+    def _pass_barrier(self, waves: list[Wave], lds: Lds) -> None:
+        """An operation in flight may still happen behind the barrier: it is marked there again."""
+        lds.barrier()
+        for wave in waves:
+            wave.epoch += 1
+            for flight in wave.counters.in_flight():
+                if flight.lds_granules is not None:
+                    mark = (
+                        lds.mark_dma if flight.dma else lds.mark_write if flight.lds_write else lds.mark_read
+                    )
+                    mark(wave.index, flight.lds_granules)
+
+    def _start_wave(self, index: int, workgroup: Dim3, kernarg_address: int, lds: Lds) -> Wave:
+        known = self.metadata
+        wave = Wave(index, self.machine, lds, known.scratch_bytes)
+        for register, value in enumerate(self._user_scalars(kernarg_address)):
+            wave.scalars[register], wave.scalar_states[register] = value, DEFINED
+        register = known.user_sgprs
+        for enabled, number in zip(known.workgroup_id, workgroup, strict=True):
+            if enabled:
+                wave.scalars[register], wave.scalar_states[register] = number, DEFINED
+                register += 1
+        thread = np.arange(LANES, dtype=np.uint32) + np.uint32(LANES * index)
+        live = min(self.threads - LANES * index, LANES)
+        wide, high = np.uint32(self.block[0]), np.uint32(self.block[1])
+        packed = thread % wide
+        if known.workitem_id_dimensions > 1:
+            packed = packed | thread // wide % high << np.uint32(10)
+        if known.workitem_id_dimensions > 2:
+            packed = packed | thread // (wide * high) << np.uint32(20)
+        wave.set_exec((1 << live) - 1)
+        wave.move(0, packed, None, wave.lanes)
+        return wave
+
+    def _user_scalars(self, kernarg_address: int) -> Iterator[int]:
+        known = self.metadata
+        count = 0
+        if known.kernarg_pointer:
+            yield kernarg_address & 0xFFFFFFFF
+            yield kernarg_address >> 32
+            count = 2
+        segment = self.machine.memory.find(kernarg_address, 4)
+        for at in range(known.kernarg_preload_dwords):
+            yield int(segment.words[known.kernarg_preload_offset_dwords + at])
+        count += known.kernarg_preload_dwords
+        if count != known.user_sgprs:
+            raise UnsupportedInstructionError(
+                f"{known.user_sgprs} user scalar registers, of which {count} are implemented"
+            )

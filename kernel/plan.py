@@ -1,0 +1,260 @@
+"""Host-side launch planning: which workgroup scores which query rows against which blocks. Pure integers.
+
+A prefill launch is a list of work items, one a workgroup: a tile of up to ``TILE_ROWS`` query rows of one
+request against a segment of the request's blocks. The tiles of a request cover its query rows, the segments
+of a tile the blocks that its last row sees, so every (row, block below the row's ``nb``) lies in exactly one
+item and no workgroup is dead. What an item computes depends on neither the other items nor the segment it
+lies in: scores are the same bytes for every plan.
+
+Only these numbers reach the device as 32-bit ones, and :func:`plan_prefill` refuses what would overflow them:
+an offset into the block table, a query row (``token * H + head``), a token, a position, a block. Every byte
+offset into pages, queries, scores and maxima is 64 bits wide there. A grid may hold 2^32 threads, so launches
+are chunked.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from kernel.batch import Request
+from kernel.contract import BLOCK_TOKENS
+from kernel.errors import InvalidArgumentError
+from kernel.page import blocks_of
+
+TILE_ROWS = 512
+"""Query rows of a work item, at most."""
+STORE_BLOCKS = 4
+"""Blocks whose scores are stored together: segments start at multiples of it."""
+MAXIMA_BLOCKS = 16
+"""Blocks of a group maximum. Where maxima are written, segments start at multiples of it: one item owns a
+group."""
+WORK_ITEM_DWORDS = 8
+"""32-bit words of an item on the device."""
+XCDS = 8
+"""Dies of gfx950. Workgroups are dealt to them in turn, and each has an L2 of its own."""
+MAX_LAUNCH_ITEMS = 2**32 // 256 - 1
+"""Items of a launch: its threads, 256 an item, are counted in 32 bits."""
+
+_ITEM_OVERHEAD_QUARTERS = 6
+# Cost of an item beside its blocks, in quarters of a block: queries, the first page and the pipeline's start,
+# about 3,000 predicted clocks where a block takes 2,048.
+_SEGMENT_TRIALS = 4
+# Items a workgroup slot may get on average, at most; beyond, start-up costs more than balance gains.
+_INT32 = 2**31
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One workgroup's work, in the order of its 32-bit words on the device (the eighth is 0).
+
+    Attributes:
+        table_offset: index of the request's row in the flat block table. first_token: first query token, in
+        ``q``. num_tokens: query tokens, ``TILE_ROWS // H`` at most. position: position of the first query
+        token in its request. first_block: first block of the segment, a multiple of ``STORE_BLOCKS``
+        (``MAXIMA_BLOCKS`` with maxima). end_block: the block after the segment's last. fill_end: the item
+        writes ``-inf`` from ``end_block`` to here; past ``end_block`` in the last segment of
+            a tile only, where it is the number of score columns.
+    """
+
+    table_offset: int
+    first_token: int
+    num_tokens: int
+    position: int
+    first_block: int
+    end_block: int
+    fill_end: int
+
+    @property
+    def cost(self) -> int:
+        """Predicted time, in quarters of a block."""
+        return 4 * (self.end_block - self.first_block) + _ITEM_OVERHEAD_QUARTERS
+
+
+@dataclass(frozen=True)
+class _Tile:
+    request: Request
+    first: int
+    """First query of the tile, counted in the request."""
+    num_tokens: int
+    num_blocks: int
+
+
+def plan_prefill(
+    requests: Sequence[Request],
+    num_heads: int,
+    *,
+    table_stride: int,
+    score_blocks: int,
+    slots: int,
+    alignment: int = STORE_BLOCKS,
+    xcds: int = XCDS,
+) -> list[WorkItem]:
+    """Plan a prefill launch.
+
+    Args:
+        requests: the requests to score; those without queries give no items.
+        num_heads: index heads, H.
+        table_stride: columns of the block table.
+        score_blocks: columns of the score buffer, ``S``: cells up to it are scored or filled with ``-inf``.
+        slots: workgroups that run at once, two for each compute unit.
+        alignment: blocks that a segment's start is a multiple of.
+        xcds: dies that the grid is dealt to in turn.
+
+    Returns:
+        Items in grid order: the heavy ones first, and the items that read the same pages at positions that
+        are dealt to one die. Deterministic.
+
+    Raises:
+        InvalidArgumentError: a number would not fit 32 bits on the device.
+    """
+    _check_widths(requests, num_heads, table_stride=table_stride, score_blocks=score_blocks)
+    tiles = list(_tiles(requests, TILE_ROWS // num_heads))
+    longest = _segment_blocks([tile.num_blocks for tile in tiles], slots, alignment)
+    items = [
+        item for tile in tiles for item in _segments(tile, longest, table_stride, score_blocks, alignment)
+    ]
+    return _grid_order(items, xcds)
+
+
+def pack_items(items: Sequence[WorkItem]) -> array[int]:
+    """The items as the device reads them: ``WORK_ITEM_DWORDS`` int32 an item."""
+    words = array("i")
+    for item in items:
+        words.extend(
+            (
+                item.table_offset,
+                item.first_token,
+                item.num_tokens,
+                item.position,
+                item.first_block,
+                item.end_block,
+                item.fill_end,
+                0,
+            )
+        )
+    return words
+
+
+def launches(num_items: int, most: int = MAX_LAUNCH_ITEMS) -> Iterator[range]:
+    """The items of each launch, in order."""
+    for first in range(0, num_items, most):
+        yield range(first, min(first + most, num_items))
+
+
+def makespan(costs: Sequence[int], slots: int) -> int:
+    """When the last of ``slots`` workgroup slots is done, each taking the next item when it is free."""
+    busy = [0] * min(slots, len(costs))
+    for cost in costs:
+        heapq.heapreplace(busy, busy[0] + cost)
+    return max(busy, default=0)
+
+
+def _check_widths(
+    requests: Sequence[Request], num_heads: int, *, table_stride: int, score_blocks: int
+) -> None:
+    last_row = max((request.table_row for request in requests), default=0)
+    if (last_row + 1) * table_stride >= _INT32:
+        raise InvalidArgumentError(
+            "block_table.numel()", (last_row + 1) * table_stride, f"must be below {_INT32}", "split the batch"
+        )
+    tokens = max((request.query_start + request.query_len for request in requests), default=0)
+    if tokens * num_heads + TILE_ROWS >= _INT32:
+        raise InvalidArgumentError(
+            "total_q * H", tokens * num_heads, f"must be below {_INT32 - TILE_ROWS}", "split the batch"
+        )
+    if score_blocks + MAXIMA_BLOCKS >= _INT32:
+        raise InvalidArgumentError(
+            "scores.shape[2]",
+            score_blocks,
+            f"must be below {_INT32 - MAXIMA_BLOCKS}",
+            "narrow the score buffer",
+        )
+
+
+def _tiles(requests: Sequence[Request], tokens: int) -> Iterator[_Tile]:
+    """Tiles that start at block boundaries, but for a request's first, where that takes no more tiles.
+
+    There the kernel knows at compile time which products the diagonal leaves out.
+    """
+    for request in requests:
+        lead = -request.prefix_len % BLOCK_TOKENS
+        short = lead + (tokens - lead) // BLOCK_TOKENS * BLOCK_TOKENS
+        fewest = -(-request.query_len // tokens)
+        aligned = 0 < short < tokens and 1 - (short - request.query_len) // tokens <= fewest
+        first, end = 0, min(short if aligned else tokens, request.query_len)
+        while first < request.query_len:
+            yield _Tile(request, first, end - first, blocks_of(request.prefix_len + end))
+            first, end = end, min(end + tokens, request.query_len)
+
+
+def _segment_blocks(tile_blocks: Sequence[int], slots: int, alignment: int) -> int:
+    """The longest segment, in blocks: of a few candidates the one whose plan is predicted to end first."""
+    total = sum(4 * blocks + _ITEM_OVERHEAD_QUARTERS for blocks in tile_blocks)
+    best: tuple[int, int] | None = None
+    for trial in range(1, _SEGMENT_TRIALS + 1):
+        share = max(total // (slots * trial) - _ITEM_OVERHEAD_QUARTERS, 0) // 4
+        longest = max(-(-share // alignment), 1) * alignment
+        costs = [
+            4 * (end - first) + _ITEM_OVERHEAD_QUARTERS
+            for blocks in tile_blocks
+            for first, end in _cuts(blocks, longest, alignment)
+        ]
+        ends = makespan(sorted(costs, reverse=True), slots)
+        if best is None or (ends, -longest) < (best[0], -best[1]):
+            best = (ends, longest)
+        if longest == alignment:
+            break
+    assert best is not None  # noqa: S101 - the loop runs
+    return best[1]
+
+
+def _cuts(blocks: int, longest: int, alignment: int) -> Iterator[tuple[int, int]]:
+    """Segments of at most ``longest`` blocks, as equal as their alignment allows."""
+    units = -(-blocks // alignment)
+    count = -(-units * alignment // longest)
+    for k in range(count):
+        yield alignment * (k * units // count), min(alignment * ((k + 1) * units // count), blocks)
+
+
+def _segments(
+    tile: _Tile, longest: int, table_stride: int, score_blocks: int, alignment: int
+) -> Iterator[WorkItem]:
+    for first_block, end_block in _cuts(tile.num_blocks, longest, alignment):
+        yield WorkItem(
+            table_offset=tile.request.table_row * table_stride,
+            first_token=tile.request.query_start + tile.first,
+            num_tokens=tile.num_tokens,
+            position=tile.request.prefix_len + tile.first,
+            first_block=first_block,
+            end_block=end_block,
+            fill_end=score_blocks if end_block == tile.num_blocks else end_block,
+        )
+
+
+def _grid_order(items: Sequence[WorkItem], xcds: int) -> list[WorkItem]:
+    """Deal items to dies so that the tiles that read the same pages share one die's L2, then heavy ones
+    first."""
+    sharing: dict[tuple[int, int], list[WorkItem]] = {}
+    for item in items:
+        sharing.setdefault((item.table_offset, item.first_block), []).append(item)
+    dies: list[list[WorkItem]] = [[] for _ in range(xcds)]
+    load = [(0, die) for die in range(xcds)]
+    for group in sorted(sharing.values(), key=lambda group: -sum(item.cost for item in group)):
+        cost, die = load[0]
+        heapq.heapreplace(load, (cost + sum(item.cost for item in group), die))
+        dies[die].extend(group)
+    queues = [sorted(die, key=attrgetter("cost"), reverse=True) for die in dies]
+    # A die that runs out takes from the one with the most left, so that no grid position stays empty.
+    taken = [0] * xcds
+    order: list[WorkItem] = []
+    while len(order) < len(items):
+        die = len(order) % xcds
+        if taken[die] == len(queues[die]):
+            die = max(range(xcds), key=lambda other: len(queues[other]) - taken[other])
+        order.append(queues[die][taken[die]])
+        taken[die] += 1
+    return order

@@ -1,0 +1,27 @@
+"""The choice of tests for the simulated device follows the tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.contract import simulated
+
+TESTS = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
+
+
+@pytest.mark.parametrize("test", simulated.NIGHTLY)
+def test_it_names_tests_that_exist(test: str) -> None:
+    assert re.search(rf"^def {test}\(backend: Backend", TESTS, re.MULTILINE) or re.search(
+        rf"^def {test}\(\n    backend: Backend", TESTS, re.MULTILINE
+    )
+
+
+def test_ids_are_matched_whole_wherever_the_backend_stands() -> None:
+    assert simulated.is_nightly("test_chunked_prefill_gives_the_same_rows", "flydsl-sim-1-4")
+    assert not simulated.is_nightly("test_chunked_prefill_gives_the_same_rows", "flydsl-sim-17-4")
+    assert simulated.is_nightly("test_of_every_prefix_equal_the_oracle", "4-flydsl-sim")
+    assert not simulated.is_nightly("test_of_every_prefix_equal_the_oracle", "flydsl-sim-1")
+    assert not simulated.is_nightly("test_by_hand", "flydsl-sim-1")

@@ -1,0 +1,188 @@
+"""The compiled kernels must not get worse: every figure against ``kernel_limits.json``.
+
+A change that makes a figure better should lower its limit, with what ``nvfp4-indexer kernel report --json``
+says. Compiled once in a session, without a GPU; every clock is a prediction.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.commands.kernel_report import HONESTY
+from kernel.backends.flydsl import toolchain
+from kernel.contract import SUPPORTED_HEADS
+from kernel.gfx950.report import kernel_report
+from kernel.gfx950.report.loops import ROLES
+from kernel.gfx950.report.targets import check_targets
+from tests.gfx950 import compiled
+from tests.support.command import call
+
+LIMITS: dict[str, Any] = json.loads(Path(__file__).with_name("kernel_limits.json").read_text())
+AT_LEAST = (
+    "waves_per_simd",
+    "mfma_share",
+    "predicted_utilisation",
+    "predicted_utilisation_beside_unmasked",
+)
+"""Figures whose limit is a floor; every other one has a ceiling."""
+KERNEL_KEYS = {
+    "name", "heads", "vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "scratch_bytes", "lds_bytes",
+    "waves_per_simd", "loops",
+}  # fmt: skip
+LOOP_KEYS = {
+    "role", "blocks", "instructions", "mfma", "valu", "lds_read", "lds_write", "waits", "nops",
+    "model_clocks", "bound", "mfma_share", "predicted_utilisation",
+}  # fmt: skip
+
+
+def worse(fields: dict[str, Any], limits: dict[str, Any]) -> list[str]:
+    """The figures of a kernel that are worse than its limits."""
+    loops = {loop["role"]: loop for loop in fields["loops"]}
+    places = [("", fields, {key: limit for key, limit in limits.items() if key != "loops"})]
+    places += [(f"{role}: ", loops[role], own) for role, own in limits["loops"].items()]
+    return [
+        f"{place}{key} {found[key]}, limit {limit}"
+        for place, found, own in places
+        for key, limit in own.items()
+        if (found[key] < limit if key in AT_LEAST else found[key] > limit)
+    ]
+
+
+@pytest.fixture(params=SUPPORTED_HEADS)
+def fields(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return compiled.report(request.param, tmp_path_factory).fields()
+
+
+def test_no_figure_is_worse_than_its_limit(fields: dict[str, Any]) -> None:
+    assert worse(fields, LIMITS[fields["name"]]) == []
+
+
+def test_the_gate_sees_every_figure_get_worse(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Each figure that has a limit, made a little worse than that, alone."""
+    fields = compiled.report(4, tmp_path_factory).fields()
+    limits = LIMITS[fields["name"]]
+    assert set(limits["loops"]) == set(ROLES)
+    tried = 0
+    for role in ("", *ROLES):
+        own = limits["loops"][role] if role else {k: v for k, v in limits.items() if k != "loops"}
+        for key, limit in own.items():
+            changed = copy.deepcopy(fields)
+            place = next(loop for loop in changed["loops"] if loop["role"] == role) if role else changed
+            if limit == 0 and key in AT_LEAST:
+                continue  # a share of nothing cannot get worse
+            place[key] = limit * 0.999 if key in AT_LEAST else limit + 1
+            (found,) = worse(changed, limits)
+            assert f"{key} {place[key]}" in found
+            tried += 1
+    assert tried > 60
+
+
+@pytest.mark.nightly
+def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A max without the flags that spare its operands a canonicalisation each."""
+    from flydsl._mlir.dialects import arith
+
+    from kernel.backends.flydsl import device
+
+    monkeypatch.setattr(device, "max_f32", arith.maxnumf)
+    name, assembly = toolchain.assembly(4)
+    found = worse(kernel_report.report_kernel(assembly, name, 4).fields(), LIMITS[name])
+    assert any(line.startswith("unmasked: valu") for line in found)
+    assert any(line.startswith("diagonal: valu") for line in found)
+
+
+def test_targets_are_met(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All but the utilisation of a diagonal block, which then says why."""
+    report = compiled.report(fields["heads"], tmp_path_factory)
+    for target in check_targets(report):
+        if target.name.startswith("diagonal: MFMA utilisation") and not target.met:
+            assert "vector issue" in target.reason
+        else:
+            assert target.met, target
+
+
+def test_fields_agree_with_each_other(fields: dict[str, Any]) -> None:
+    assert fields.keys() >= KERNEL_KEYS
+    assert [loop["role"] for loop in fields["loops"]] == list(ROLES)
+    assert json.loads(json.dumps(fields)) == fields
+    for loop in fields["loops"]:
+        assert loop.keys() >= LOOP_KEYS
+        clocks = loop["model_clocks"]
+        assert clocks["mfma"] == 32 * loop["mfma"]
+        assert clocks["valu"] == 4 * loop["valu"]
+        assert clocks[loop["bound"]] == max(clocks.values())
+        assert loop["mfma_share"] == round(clocks["mfma"] / max(clocks.values()), 4)
+        assert loop["blocks"] == loop["barriers"]
+        assert 0 <= loop["predicted_utilisation_lowest"] <= loop["predicted_utilisation"]
+        assert loop["predicted_utilisation"] <= loop["predicted_utilisation_highest"] <= 1
+        assert loop["predicted_clocks"] >= 2 * max(clocks.values()) - 1 or loop["bound"] != "mfma"
+        classes = ("mfma", "valu", "salu", "branches", "lds_read", "lds_write", "memory_loads")
+        more = ("memory_stores", "scalar_loads", "waits", "barriers", "nops")
+        assert sum(loop[name] for name in classes + more) == loop["instructions"]
+    by_role = {loop["role"]: loop for loop in fields["loops"]}
+    assert by_role["unmasked"]["mfma"] == 4 * by_role["whole"]["mfma"] == 256
+    assert by_role["later"]["mfma"] == 0
+
+
+def test_every_dependence_has_its_wait_states(fields: dict[str, Any]) -> None:
+    assert [hazard for hazard in fields["hazards"] if not hazard["ok"]] == []
+    seen = {hazard["kind"] for hazard in fields["hazards"] if hazard["seen"] is not None}
+    assert "matrix result read by a vector or memory instruction" in seen
+
+
+def test_keys_lie_in_lds_without_bank_conflicts(fields: dict[str, Any]) -> None:
+    """Writing and reading a block's keys; the look-ups go where the scale bytes send them."""
+    wide = {part["mnemonic"]: part["extra_passes"] for part in fields["interpreted"]["lds"]}
+    assert wide["ds_read_b128"] == 0
+    assert wide["ds_write_b128"] == 0
+
+
+@pytest.fixture
+def reported_before(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The command uses what the session has compiled and analysed."""
+    monkeypatch.setattr(toolchain, "assembly", lambda heads: compiled.assembly(heads, tmp_path_factory))
+    monkeypatch.setattr(
+        kernel_report, "report_kernel", lambda _text, _name, heads: compiled.report(heads, tmp_path_factory)
+    )
+
+
+@pytest.mark.usefixtures("reported_before")
+def test_the_command_prints_the_fields(tmp_path_factory: pytest.TempPathFactory) -> None:
+    done = call("kernel", "report", "--json")
+    assert done.exit_code == 0
+    printed = json.loads(done.stdout)
+    assert printed["note"] == HONESTY
+    assert [kernel["name"] for kernel in printed["kernels"]] == [
+        f"score_prefill_h{h}" for h in SUPPORTED_HEADS
+    ]
+    for heads, kernel in zip(SUPPORTED_HEADS, printed["kernels"]):
+        assert all(target["wanted"] for target in kernel.pop("targets"))
+        assert kernel == compiled.report(heads, tmp_path_factory).fields()
+
+
+@pytest.mark.usefixtures("reported_before")
+def test_the_command_is_legible_at_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    done = call("kernel", "report")
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= 110
+    tables = [line for line in done.stdout.splitlines() if line.split()[:1] == ["unmasked"]]
+    assert len(tables) == 2 * len(SUPPORTED_HEADS)
+    assert "…" not in done.stdout
+    assert " ".join(done.stdout.split()).endswith(HONESTY)
+    assert done.stdout.count("predictions") >= len(SUPPORTED_HEADS)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_command_says_in_one_line_what_is_missing(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYDSL_GPU_ARCH", "gfx942")
+    done = call("kernel", "report", *(["--json"] if as_json else []))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "FLYDSL_GPU_ARCH=gfx942" in done.stderr
+    assert not as_json or json.loads(done.stderr)["error"] == "DeviceUnavailableError"
