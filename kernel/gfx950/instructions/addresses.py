@@ -67,7 +67,8 @@ def buffer_address(
 
 
 def _no_lane_offset(_wave: Wave) -> np.uint32:
-    return np.uint32(0)
+    zero: np.uint32 = np.uint32(0)
+    return zero
 
 
 def global_address(form: Form, address: Operand, base: Operand) -> AddressSource:

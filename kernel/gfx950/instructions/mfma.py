@@ -62,7 +62,8 @@ _DECODED = {code: _OperandCache(values) for code, values in _VALUES.items()}
 
 def _accumulator_matrix(registers: npt.NDArray[np.float32]) -> FloatMatrix:
     """``[4, 64]`` to ``[16, 16]``: lane l, register i holds row 4 (l // 16) + i, column l % 16."""
-    return registers.reshape(4, 4, 16).transpose(1, 0, 2).reshape(16, 16).astype(np.float64)
+    rows: FloatMatrix = registers.reshape(4, 4, 16).transpose(1, 0, 2).reshape(16, 16).astype(np.float64)
+    return rows
 
 
 def _matrix_multiply(form: Form) -> Step:
