@@ -1,7 +1,8 @@
-"""Runs a test of the contract on every backend that this machine can run, and says why for the others."""
+"""Runs a test of the contract on every backend that this machine can run; `test_backends_here` names the others."""
 
 from __future__ import annotations
 
+import functools
 import os
 
 import pytest
@@ -21,15 +22,16 @@ LEFT_OUT: dict[str, dict[str, str]] = {
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise ``backend`` and ``product_backend`` over all backends.
+    """Parametrise ``backend`` and ``product_backend`` over the backends that can run here.
 
-    NVFP4_INDEXER_TEST_BACKENDS (names, comma-separated) narrows them.
+    NVFP4_INDEXER_TEST_BACKENDS (names, comma-separated) narrows them; each it names must be able to run.
     """
     wanted = os.environ.get("NVFP4_INDEXER_TEST_BACKENDS")
-    names = wanted.split(",") if wanted else list(registry.BACKEND_NAMES)
+    names = [registry.resolve(name) for name in wanted.split(",")] if wanted else _usable()
     for fixture, left_out in LEFT_OUT.items():
         if fixture in metafunc.fixturenames:
-            metafunc.parametrize(fixture, [_parameter(name, left_out) for name in names], indirect=True)
+            chosen = [name for name in names if name not in left_out]
+            metafunc.parametrize(fixture, chosen, indirect=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
@@ -44,12 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(3600))
 
 
-def _parameter(name: str, left_out: dict[str, str]) -> object:
-    status = registry.status(name)
-    if status.usable and name not in left_out:
-        return pytest.param(name)
-    reason = left_out[name] if status.usable else status.reason
-    return pytest.param(name, marks=pytest.mark.skip(reason=f"backend {name}: {reason}"))
+@functools.cache
+def _usable() -> list[str]:
+    return [status.name for status in registry.statuses() if status.usable]
 
 
 @pytest.fixture(scope="session")

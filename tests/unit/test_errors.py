@@ -11,7 +11,8 @@ from multiprocessing import get_context
 
 import pytest
 
-import client.errors  # noqa: F401 - so that its classes are among those walked
+# So that their classes are among those walked.
+import kernel.gfx950.errors  # noqa: F401
 from indexer import IndexerConfig
 from kernel.errors import (
     ArgumentError,
@@ -27,6 +28,7 @@ ARGUMENTS: dict[str, object] = {
     "int": 7,
     "object": 2.5,
     "str | None": "file.safetensors",
+    "int | None": 63,
     "tuple[str, ...]": ("cpu", "reference"),
 }
 """A value of each type that an error's constructor takes."""
@@ -41,8 +43,11 @@ def made(error_type: type[IndexerError]) -> IndexerError:
         name for parent in error_type.__mro__ if "." in parent.__module__ for name in vars(parent)
     }:
         return error_type("message")  # it has only what Python's own errors take
-    parameters = list(inspect.signature(error_type).parameters.values())
-    return error_type(*(ARGUMENTS[parameter.annotation] for parameter in parameters))
+    parameters = inspect.signature(error_type).parameters.values()
+    keywords = {p.name: ARGUMENTS[p.annotation] for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return error_type(
+        *(ARGUMENTS[p.annotation] for p in parameters if p.kind is not p.KEYWORD_ONLY), **keywords
+    )
 
 
 COPIES: dict[str, Callable[[IndexerError], IndexerError]] = {
