@@ -1,4 +1,4 @@
-"""Runs a test of the contract on every backend that this machine can run; `test_backends_here` names the others."""
+"""Runs a test of the contract on every backend that can run here; `test_backends_here` names the others."""
 
 from __future__ import annotations
 
