@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from kernel.batch import Request
+from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
-from kernel.page import BLOCK_TOKENS, blocks_of
+from kernel.page import blocks_of
 
 TILE_ROWS = 512
 """Query rows of a work item, at most."""

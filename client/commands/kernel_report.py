@@ -26,7 +26,7 @@ def report(as_json: JsonOption = False) -> None:
     with one_line_errors(as_json), status() as on_step:
         on_step("loading")
         from kernel.backends.flydsl import toolchain
-        from kernel.batch import SUPPORTED_HEADS
+        from kernel.contract import SUPPORTED_HEADS
         from kernel.gfx950.report.kernel_report import report_kernel
         from kernel.gfx950.report.targets import check_targets
 

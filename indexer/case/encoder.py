@@ -34,7 +34,10 @@ def encode_container(tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
         dtype = _NAMES.get(array.dtype)
         if dtype is None:
             raise CaseFileError(
-                f"{name}.dtype", array.dtype, f"must be one of {', '.join(DTYPES)}", "convert the tensor"
+                f"{name}.dtype",
+                array.dtype,
+                f"must be one of {', '.join(DTYPES)}",
+                "call .astype() with one of them",
             )
         header[name] = {
             "dtype": dtype,

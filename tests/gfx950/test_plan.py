@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.batch import SUPPORTED_HEADS, Request
+from kernel.batch import Request
+from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 from kernel.page import blocks_of
 from kernel.plan import (

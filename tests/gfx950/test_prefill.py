@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
 from tests.gfx950.prefill import POISON, device_with, group_maxima, launcher, scored
 from tests.support.calls import RAGGED, random_call, staircase_call

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import Kernel
 from kernel.gfx950.hip import simulated_device
 from kernel.gfx950.run_report import instruction_class

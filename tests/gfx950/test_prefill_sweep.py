@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES
 from tests.gfx950.prefill import group_maxima, scored
 from tests.support.calls import random_call

@@ -15,7 +15,7 @@ import pytest
 
 from client.commands.kernel_report import HONESTY
 from kernel.backends.flydsl import toolchain
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950.report import kernel_report
 from kernel.gfx950.report.loops import ROLES
 from kernel.gfx950.report.targets import check_targets

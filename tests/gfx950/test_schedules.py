@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import (
     SCHEDULES,
     BarrierError,

@@ -201,3 +201,12 @@ def test_num_blocks_follow_the_contract() -> None:
     assert case.num_score_blocks == 2
     assert case.rows == 10
     assert case.total_k == 135
+
+
+def test_fields_of_numpy_integers_are_kept_as_python_s() -> None:
+    case = small_case(topk=np.int64(5), init_blocks=np.uint8(1), local_blocks=np.int32(0))
+    assert [type(field) for field in (case.topk, case.init_blocks, case.local_blocks)] == [int] * 3
+    assert decode_case(encode_case(case)).topk == 5
+    for topk in (np.float32(5), np.True_, True):
+        with pytest.raises(CaseFileError, match=r"topk = .* must be a whole number"):
+            small_case(topk=topk)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.page import BLOCK_TOKENS, CODE_BYTES, GROUPS, HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, HEAD_DIM
 from kernel.plan import TILE_ROWS
 
 LANES = 64

@@ -16,7 +16,7 @@ from flydsl.expr.typing import T
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.device import Value
-from kernel.page import CODE_BYTES, HEAD_DIM
+from kernel.contract import CODE_BYTES, HEAD_DIM
 
 HIDE_STEP, HIDE_MOST = 2**23 + 1, 0xCD000000 - 2**32
 """As integers: what a token adds to the mask for each position that it lies after the query, and where that

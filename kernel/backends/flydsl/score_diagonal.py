@@ -16,7 +16,7 @@ from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.device import Value
 from kernel.backends.flydsl.score_block import BlockScorer
-from kernel.page import BLOCK_TOKENS, HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 
 _REDUCE_BEHIND = 2
 """MFMAs between an N-tile's product and its reduction: a result takes about one and a half of them."""

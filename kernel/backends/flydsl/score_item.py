@@ -15,7 +15,7 @@ from kernel.backends.flydsl.device import Value
 from kernel.backends.flydsl.score_block import BlockScorer, StartValue, every_tile
 from kernel.backends.flydsl.score_diagonal import score_unaligned_diagonal
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
-from kernel.page import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS
 
 

@@ -65,7 +65,7 @@ def select_from_maxima(
     if columns <= 2 * k * MAXIMA_BLOCKS:
         select_topk(scores, num_blocks, block_ids, order)
         return
-    within = torch.arange(MAXIMA_BLOCKS, device=scores.device)
+    within = torch.arange(MAXIMA_BLOCKS, dtype=torch.int64, device=scores.device)
     step = max(_GATHERED_CELLS // (k * MAXIMA_BLOCKS), 1)
     for first in range(0, tokens, step):
         rows = slice(first, first + step)
@@ -73,10 +73,9 @@ def select_from_maxima(
         for head in range(heads):
             groups = pack(maxima[head, rows], 0, -(-limits // MAXIMA_BLOCKS))
             group_ids = unpack(best(groups, k), "block").long()
+            ids = group_ids[:, :, None] * MAXIMA_BLOCKS + within
             # An absent group's cells count as past the row's end.
-            ids = torch.where(
-                group_ids[:, :, None] < 0, columns, group_ids[:, :, None] * MAXIMA_BLOCKS + within
-            ).flatten(1)
+            ids = ids.masked_fill_(group_ids[:, :, None] < 0, columns).flatten(1)
             cells = scores[head, rows].gather(1, ids.clamp(max=columns - 1))
             block_ids[head, rows] = unpack(best(pack_blocks(cells, ids, limits), k), order)
 

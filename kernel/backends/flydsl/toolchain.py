@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kernel.backends.flydsl import linker
 from kernel.backends.flydsl.runtime import TARGET
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
 

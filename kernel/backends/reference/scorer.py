@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kernel.backends.reference.formats import e4m3_values
 from kernel.backends.reference.page_bytes import read_tokens
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
-from kernel.page import BLOCK_TOKENS
+from kernel.contract import BLOCK_TOKENS
 
 
 def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:

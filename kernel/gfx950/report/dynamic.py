@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.launch import RunOptions, run
 from kernel.gfx950.memory import Memory
 from kernel.gfx950.parse import Program
 from kernel.gfx950.run_report import RunReport
 from kernel.nvfp4 import build_lut
-from kernel.page import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES, blocks_of
+from kernel.page import blocks_of
 from kernel.plan import MAXIMA_BLOCKS, TILE_ROWS, WorkItem, pack_items
 
 POSITIONS = (10 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 8, 2 * BLOCK_TOKENS + 64)

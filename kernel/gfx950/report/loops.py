@@ -23,12 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel.backends.flydsl import geometry as geo
+from kernel.contract import BLOCK_TOKENS
 from kernel.errors import IndexerError
 from kernel.gfx950.parse import Instruction, Kernel
 from kernel.gfx950.report.control_flow import Loop, natural_loops
 from kernel.gfx950.report.dynamic import InterpretedRun
 from kernel.gfx950.report.model import model_clocks
-from kernel.page import BLOCK_TOKENS
 from kernel.plan import STORE_BLOCKS, WorkItem
 
 ROLES = ("unmasked", "whole", "diagonal", "unaligned", "later")

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule
 from tests.gfx950.mutation.campaign import campaign
 from tests.gfx950.mutation.waits import missing_waits

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from kernel.batch import SUPPORTED_HEADS
+from kernel.contract import SUPPORTED_HEADS
 from tests.gfx950.mutation.campaign import Campaign, campaign, score, survivors
 from tests.gfx950.mutation.mutants import Mutant, mutants
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kernel.contract import BLOCK_TOKENS
 from kernel.gfx950 import RunReport
-from kernel.page import BLOCK_TOKENS
 from kernel.plan import STORE_BLOCKS, WorkItem
 from tests.gfx950.mutation.launches import Launch
 
