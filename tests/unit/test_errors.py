@@ -11,6 +11,7 @@ from multiprocessing import get_context
 
 import pytest
 
+import client.errors  # noqa: F401
 import kernel.gfx950.hip
 import kernel.gfx950.report.kernel_report  # noqa: F401  so that their classes are walked
 from indexer import IndexerConfig
