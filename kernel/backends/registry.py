@@ -31,6 +31,7 @@ class _Entry:
 # Best first. A backend's module is imported only when it is asked about, so a missing package breaks nothing;
 # each has `probe() -> tuple[bool, str]` and `create(device, precision) -> Backend`.
 _BACKENDS = {
+    "triton": _Entry("kernel.backends.triton", automatic=True),
     "cpu": _Entry("kernel.backends.cpu", automatic=True),
     "reference": _Entry("kernel.backends.reference", automatic=False),
 }

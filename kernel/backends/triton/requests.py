@@ -1,0 +1,31 @@
+"""What the kernels know of requests and tiles: host integers brought to the device without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernel.batch import Request
+
+
+def uploaded(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array on the device; the copy is queued on the current stream, the host does not wait."""
+    host = torch.from_numpy(values)
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def request_rows(
+    requests: Sequence[Request], out_starts: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """Table rows, query starts, query ends, lengths and output starts: five ``[n]`` int32 views on the device."""
+    rows = [
+        (request.table_row, request.query_start, request.query_start + request.query_len, request.seq_len, out_start)
+        for request, out_start in zip(requests, out_starts)
+    ]
+    return tuple(uploaded(np.array(rows, dtype=np.int32).T.copy(), device))
