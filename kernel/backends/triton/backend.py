@@ -151,6 +151,7 @@ class TritonBackend:
             splits=splits_of(len(chunk.tiles), chunk.num_blocks, tuning.waves * self.tuning.multiprocessors),
             tuning=tuning,
             ptx=self.tuning.ptx,
+            hopper=self.tuning.hopper,
         )
 
     def _decode(
@@ -178,4 +179,5 @@ class TritonBackend:
             programs=min(blocks, self.tuning.multiprocessors * tuning.programs_per_multiprocessor),
             tuning=tuning,
             ptx=self.tuning.ptx,
+            hopper=self.tuning.hopper,
         )

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernel.backends.triton.e4m3 import key_halves, widened
+from kernel.backends.triton.e4m3 import page_keys, widened
 from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 
@@ -19,15 +19,12 @@ def _dequantize_kernel(pages_ptr, page_stride, page_ids_ptr, lut_ptr, keys_ptr, 
     block = tl.program_id(0).to(tl.int64)
     page = pages_ptr + tl.load(page_ids_ptr + block).to(tl.int64) * page_stride
     tokens = tl.arange(0, 128)[:, None]
-    columns = tl.arange(0, 64)[None, :]
-    codes = tl.load(page + tokens * 64 + columns)
+    codes = tl.load(page + tokens * 64 + tl.arange(0, 64)[None, :])
     scales = tl.load(page + 8192 + tokens * 8 + tl.arange(0, 8)[None, :])
-    low, high = key_halves(codes, scales, lut_ptr, PTX)
+    keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
     if EXACT:
-        low, high = widened(low, PTX), widened(high, PTX)
-    out = keys_ptr + block * 16384 + tokens * 128 + columns
-    tl.store(out, low)
-    tl.store(out + 64, high)
+        keys = widened(keys, PTX)
+    tl.store(keys_ptr + block * 16384 + tokens * 128 + tl.arange(0, 128)[None, :], keys)
 
 
 def dequantize_pages(

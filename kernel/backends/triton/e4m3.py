@@ -1,11 +1,12 @@
 """Device helpers: the E4M3 keys of a page's codes and scales, and E4M3 widened to float16.
 
-Order of dims. Four bytes of codes hold eight dims, and a byte permute turns either half of them into four E4M3
-bytes at once. So keys come as two halves, ``low`` and ``high`` ``[tokens, 64]``:
+Order of dims. A thread that feeds a matrix instruction from its registers holds W dims of every 4 * W (W = 2 for float16,
+4 for E4M3). The dims of queries and keys are put in an order in which those are 32 dims that lie side by side in a
+page, so that they are read by one 16-byte load and never change threads:
 
-    low[:, j]  is dim 8 * (j // 4) + j % 4          high[:, j] is dim 8 * (j // 4) + 4 + j % 4
+    column = 4 * W * n + W * c + e   holds dim   32 * c + W * n + e        c < 4, e < W
 
-Queries are loaded in the same order (:func:`permuted_dim`), and the products do not notice.
+The products of a score are thereby added in another order, the same in every kernel.
 
 Widened to float16 every E4M3 value is exact. Without PTX the byte's bits are moved seven places up, which is the
 value times 2^-8, subnormals included: products of widened values must be multiplied by :func:`product_scale`.
@@ -16,11 +17,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+
 @triton.jit
-def permuted_dim(column):
-    """The dim at a column of ``[low | high]``, 0 to 127."""
-    within = column % 64
-    return 8 * (within // 4) + 4 * (column // 64) + within % 4
+def permuted_dim(column, W: tl.constexpr):
+    """The dim at a column, 0 to 127."""
+    return 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
 
 
 @triton.jit
@@ -29,8 +30,7 @@ def widened(octets, PTX: tl.constexpr):
     if PTX:
         values = octets.to(tl.float8e4nv, bitcast=True).to(tl.float16)
     else:
-        bits = octets.to(tl.uint16)
-        values = (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
+        values = _raised(octets)
     return values
 
 
@@ -41,106 +41,45 @@ def product_scale(PTX: tl.constexpr):
 
 
 @triton.jit
-def key_halves(codes, scales, lut_ptr, PTX: tl.constexpr):
-    """The E4M3 bytes of keys.
+def page_keys(codes, scales, lut_ptr, PTX: tl.constexpr, W: tl.constexpr):
+    """The E4M3 bytes of keys, in the order of columns above.
 
     Args:
         codes: ``[tokens, 64]`` uint8 as they lie in a page.
         scales: ``[tokens, 8]`` uint8.
         lut_ptr: ``[256, 8]`` uint8, see :func:`kernel.nvfp4.build_lut`.
-        PTX: whether the device executes PTX for sm_89 or newer.
+        PTX: whether the device converts to E4M3.
+        W: 2 or 4.
 
     Returns:
-        ``low, high``: ``[tokens, 64]`` uint8 each.
+        ``[tokens, 128]`` uint8.
     """
     TOKENS: tl.constexpr = codes.shape[0]
     spread = tl.broadcast_to(scales.expand_dims(2), (TOKENS, 8, 8)).reshape(TOKENS, 64)
     if PTX:
-        low, high = _key_halves_ptx(codes, spread)
+        # Exact: six significant bits, 2^-10 to 2,688. The conversion saturates at 448.
+        scale = _raised(spread) * 256.0
+        scale = tl.where((spread & 0x7F) == 0x7F, 0.0, scale)
+        even = (_e2m1(codes) * scale).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
+        odd = (_e2m1(codes >> 4) * scale).to(tl.float8e4nv).to(tl.uint8, bitcast=True)
     else:
-        low, high = _key_halves_lut(codes, spread, lut_ptr)
-    return low, high
+        row = lut_ptr + spread.to(tl.int32) * 8
+        sign = spread & 0x80
+        even = tl.load(row + (codes & 7)) | (((codes << 4) & 0x80) ^ sign)
+        odd = tl.load(row + ((codes >> 4) & 7)) | ((codes & 0x80) ^ sign)
+    dims = tl.join(even, odd).reshape(TOKENS, 4, 32 // W, W)
+    return dims.permute(0, 2, 1, 3).reshape(TOKENS, 128)
 
 
 @triton.jit
-def _key_halves_lut(codes, scales, lut_ptr):
-    """By look-up: an E4M3 byte for each nibble, then the halves gathered from even and odd dims."""
-    row = lut_ptr + scales.to(tl.int32) * 8
-    sign = scales & 0x80
-    even = tl.load(row + (codes & 7)) | (((codes << 4) & 0x80) ^ sign)
-    odd = tl.load(row + ((codes >> 4) & 7)) | ((codes & 0x80) ^ sign)
-    TOKENS: tl.constexpr = codes.shape[0]
-    dims = tl.join(even, odd).reshape(TOKENS, 16, 2, 4)
-    low, high = tl.split(dims.permute(0, 1, 3, 2))
-    return low.reshape(TOKENS, 64), high.reshape(TOKENS, 64)
+def _raised(octets):
+    """An E4M3 byte's bits as those of a float16, which is the value times 2^-8."""
+    bits = octets.to(tl.uint16)
+    return (((bits & 0x7F) << 7) | ((bits & 0x80) << 8)).to(tl.float16, bitcast=True)
 
 
 @triton.jit
-def _key_halves_ptx(codes, scales):
-    """Eight bytes of codes and their scale at a time, about 40 instructions for 16 dims.
-
-    The eight magnitudes of a scale are made by exact float16 products (six significant bits) and a saturating
-    conversion, and lie in two registers. A nibble of codes is then a selector of ``prmt``. Its sign bit, which
-    ``prmt`` takes as a wish to replicate the sign of the selected byte, selects 0x80 or 0xFF (0x40 or 0x00 where the
-    scale is negative): bit 6 is the sign of the key.
-    """
-    low, high = tl.inline_asm_elementwise(
-        """
-        {
-        .reg .pred p;
-        .reg .b32 s, a, b, c, d, m0, m1, t, w, x, y;
-        .reg .b16 ha, hb, hc, hd;
-        and.b32 s, $6, 0x7F;
-        setp.eq.u32 p, s, 0x7F;
-        selp.b32 s, 0, s, p;
-        mul.lo.u32 s, s, 0x00800080;
-        mov.b32 a, 0x58000000;
-        mul.f16x2 a, a, s;
-        mov.b32 b, 0x5E005C00;
-        mul.f16x2 b, b, s;
-        mov.b32 c, 0x62006000;
-        mul.f16x2 c, c, s;
-        mov.b32 d, 0x66006400;
-        mul.f16x2 d, d, s;
-        cvt.rn.satfinite.e4m3x2.f16x2 ha, a;
-        cvt.rn.satfinite.e4m3x2.f16x2 hb, b;
-        cvt.rn.satfinite.e4m3x2.f16x2 hc, c;
-        cvt.rn.satfinite.e4m3x2.f16x2 hd, d;
-        mov.b32 m0, {ha, hb};
-        mov.b32 m1, {hc, hd};
-        and.b32 t, $6, 0x80;
-        setp.ne.u32 p, t, 0;
-        selp.b32 t, 0x40404040, 0x80808080, p;
-
-        and.b32 w, $4, 0x77777777;
-        prmt.b32 x, m0, m1, w;
-        prmt.b32 y, t, t, $4;
-        shl.b32 y, y, 1;
-        lop3.b32 $0, x, y, 0x80808080, 0xF8;
-        shr.u32 w, w, 16;
-        shr.u32 y, $4, 16;
-        prmt.b32 x, m0, m1, w;
-        prmt.b32 y, t, t, y;
-        shl.b32 y, y, 1;
-        lop3.b32 $2, x, y, 0x80808080, 0xF8;
-
-        and.b32 w, $5, 0x77777777;
-        prmt.b32 x, m0, m1, w;
-        prmt.b32 y, t, t, $5;
-        shl.b32 y, y, 1;
-        lop3.b32 $1, x, y, 0x80808080, 0xF8;
-        shr.u32 w, w, 16;
-        shr.u32 y, $5, 16;
-        prmt.b32 x, m0, m1, w;
-        prmt.b32 y, t, t, y;
-        shl.b32 y, y, 1;
-        lop3.b32 $3, x, y, 0x80808080, 0xF8;
-        }
-        """,
-        "=&r,=&r,=&r,=&r,r,r,r,r",
-        [codes, scales],
-        dtype=(tl.uint8, tl.uint8),
-        is_pure=True,
-        pack=8,
-    )
-    return low, high
+def _e2m1(codes):
+    """The values of the codes in the low nibbles, float16: their bits as those of a float16 are the value times 2^-14."""
+    bits = codes.to(tl.uint16)
+    return (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True) * 16384.0

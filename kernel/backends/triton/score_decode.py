@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernel.backends.triton.e4m3 import key_halves, permuted_dim, product_scale, widened
+from kernel.backends.triton.e4m3 import page_keys, permuted_dim, product_scale, widened
 from kernel.backends.triton.tuning import DecodeTuning
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
@@ -38,10 +38,10 @@ def _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block):
 
 
 @triton.jit
-def _load_query_half(q_ptr, first_row, num_rows, HALF: tl.constexpr, N: tl.constexpr, EXACT: tl.constexpr, PTX: tl.constexpr):
-    """``[64, N]``: the dims of one half of the keys."""
+def _load_queries(q_ptr, first_row, num_rows, N: tl.constexpr, EXACT: tl.constexpr, PTX: tl.constexpr):
+    """``[128, N]`` in the order of dims of the keys."""
     row = tl.arange(0, N)
-    dims = permuted_dim(HALF * 64 + tl.arange(0, 64))
+    dims = permuted_dim(tl.arange(0, 128), 2 if EXACT else 4)
     offsets = (first_row + row).to(tl.int64)[None, :] * 128 + dims[:, None]
     octets = tl.load(q_ptr + offsets, mask=(row < num_rows)[None, :], other=0)
     return widened(octets, PTX) if EXACT else octets.to(tl.float8e4nv, bitcast=True)
@@ -106,8 +106,7 @@ def _decode_kernel(
         begin = max(line_begin - blocks_before, 0)
         end = min(line_end - blocks_before, request_blocks)
 
-        low_q = _load_query_half(q_ptr, query_start * H, num_rows, 0, N, EXACT, PTX)
-        high_q = _load_query_half(q_ptr, query_start * H, num_rows, 1, N, EXACT, PTX)
+        queries = _load_queries(q_ptr, query_start * H, num_rows, N, EXACT, PTX)
         least_position = seq_len - num_rows // H
         positions = least_position + row // H
         num_blocks = positions // 128 + 1
@@ -121,13 +120,9 @@ def _decode_kernel(
                 tl.store(row_info_ptr + rows_total + out_row, query_start * H + row, mask=valid)
         for block in tl.range(begin, end, num_stages=STAGES):
             codes, scales = _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block)
-            low, high = key_halves(codes, scales, lut_ptr, PTX)
-            if EXACT:
-                low, high = widened(low, PTX), widened(high, PTX)
-            else:
-                low, high = low.to(tl.float8e4nv, bitcast=True), high.to(tl.float8e4nv, bitcast=True)
-            products = tl.dot(low, low_q)
-            products = tl.dot(high, high_q, products)
+            keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
+            keys = widened(keys, PTX) if EXACT else keys.to(tl.float8e4nv, bitcast=True)
+            products = tl.dot(keys, queries)
             if block * 128 + 127 > least_position:
                 causal = block * 128 + tokens[:, None] <= positions[None, :]
                 products = tl.where(causal, products, float("-inf"))
@@ -168,6 +163,7 @@ def score_requests(
     programs: int,
     tuning: DecodeTuning,
     ptx: bool,
+    hopper: bool,
 ) -> None:
     """Score the rows of some requests.
 
@@ -190,25 +186,13 @@ def score_requests(
         exact: precision.
         programs: programs to launch.
         tuning: launch parameters.
-        ptx: whether the device executes PTX for sm_89 or newer.
+        ptx: whether the device converts to E4M3.
+        hopper: whether to use the kernel for compute capability 9.0.
     """
     num_heads = q.shape[1]
-    batch = seq_lens.shape[0]
     grouped = row_info is not None
-    _decode_kernel[(programs,)](
-        q,
-        pages,
-        pages.stride(0),
-        pages.shape[0],
-        block_table,
-        block_table.stride(0),
-        block_table.shape[1],
-        table_rows,
-        query_starts,
-        query_ends,
-        seq_lens,
-        out_starts,
-        lut,
+    line = (block_table, block_table.stride(0), block_table.shape[1], table_rows, query_starts, query_ends, seq_lens)
+    outputs = (
         scores,
         row_info if grouped else seq_lens,
         16 if grouped else scores.stride(0),
@@ -216,15 +200,22 @@ def score_requests(
         scores.stride(0) if grouped else 16,
         scores.shape[1] if grouped else 0,
         scores.shape[0] * 16 if grouped else scores.shape[2],
-        batch,
+        seq_lens.shape[0],
         init_blocks,
         local_blocks,
-        H=num_heads,
-        N=max(16, triton.next_power_of_2(max_queries * num_heads)),
-        BATCH=triton.next_power_of_2(batch),
-        GROUPED=grouped,
-        EXACT=exact,
-        PTX=ptx,
-        STAGES=tuning.stages,
-        num_warps=tuning.warps,
     )
+    options = {
+        "H": num_heads,
+        "N": max(16, triton.next_power_of_2(max_queries * num_heads)),
+        "BATCH": triton.next_power_of_2(seq_lens.shape[0]),
+        "GROUPED": grouped,
+        "EXACT": exact,
+        "num_warps": tuning.warps,
+    }
+    cache = (q, pages, pages.stride(0), pages.shape[0])
+    if hopper:
+        from kernel.backends.triton.hopper.score_decode import decode_kernel
+
+        decode_kernel[(programs,)](*cache, *line, out_starts, *outputs, **options)
+    else:
+        _decode_kernel[(programs,)](*cache, *line, out_starts, lut, *outputs, **options, PTX=ptx, STAGES=tuning.stages)

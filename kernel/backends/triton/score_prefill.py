@@ -17,13 +17,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernel.backends.triton.e4m3 import permuted_dim, product_scale, widened
-from kernel.backends.triton.plan import GROUP_BLOCKS, TILE_FIELDS, TILE_ROWS
+from kernel.backends.triton.plan import TILE_FIELDS
 from kernel.backends.triton.tuning import PrefillTuning
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
-from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 _FIELDS = tl.constexpr(TILE_FIELDS)
 _INIT = tl.constexpr(INIT_SCORE)
@@ -34,19 +32,16 @@ _LOCAL = tl.constexpr(LOCAL_SCORE)
 def load_queries(q_ptr, rows, valid, EXACT: tl.constexpr, PTX: tl.constexpr):
     """Queries ``[rows, 128]`` in the order of dims of the keys; rows that are not valid are zero."""
     columns = tl.arange(0, 128)
-    offsets = rows.to(tl.int64)[:, None] * 128 + permuted_dim(columns)[None, :]
+    offsets = rows.to(tl.int64)[:, None] * 128 + permuted_dim(columns, 2 if EXACT else 4)[None, :]
     octets = tl.load(q_ptr + offsets, mask=valid[:, None], other=0)
     return widened(octets, PTX) if EXACT else octets.to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit
-def _load_keys(keys_ptr, block, TMA: tl.constexpr, EXACT: tl.constexpr):
+def _load_keys(keys_ptr, block, EXACT: tl.constexpr):
     """Keys ``[128 tokens, 128]`` of a block of the workspace."""
-    if TMA:
-        keys = keys_ptr.load([block * 128, 0])
-    else:
-        offsets = tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
-        keys = tl.load(keys_ptr + block.to(tl.int64) * 16384 + offsets)
+    offsets = tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
+    keys = tl.load(keys_ptr + block.to(tl.int64) * 16384 + offsets)
     return keys if EXACT else keys.to(tl.float8e4nv, bitcast=True)
 
 
@@ -70,7 +65,6 @@ def _score_kernel(
     GROUPED: tl.constexpr,
     EXACT: tl.constexpr,
     PTX: tl.constexpr,
-    TMA: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     tile = tiles_ptr + (tl.program_id(0) // SPLITS) * _FIELDS
@@ -110,7 +104,7 @@ def _score_kernel(
     slots = tl.arange(0, 16)
     group = tl.full((128, 16), float("-inf"), tl.float32)
     for block in tl.range(begin, whole, num_stages=STAGES):
-        keys = _load_keys(keys_ptr, first_block + block, TMA, EXACT)
+        keys = _load_keys(keys_ptr, first_block + block, EXACT)
         score = tl.max(tl.dot(q, keys.T), 1) * product_scale(PTX or not EXACT) + 0.0
         score = tl.where(block < init_blocks, _INIT, score)
         group = tl.where(slots[None, :] == block % 16, score[:, None], group)
@@ -119,7 +113,7 @@ def _score_kernel(
             group = tl.full((128, 16), float("-inf"), tl.float32)
     tokens = tl.arange(0, 128)
     for block in tl.range(whole, end, num_stages=1):
-        keys = _load_keys(keys_ptr, first_block + block, TMA, EXACT)
+        keys = _load_keys(keys_ptr, first_block + block, EXACT)
         products = tl.dot(q, keys.T)
         products = tl.where(block * 128 + tokens[None, :] <= positions[:, None], products, float("-inf"))
         score = tl.max(products, 1) * product_scale(PTX or not EXACT) + 0.0
@@ -166,6 +160,7 @@ def score_tiles(
     splits: int,
     tuning: PrefillTuning,
     ptx: bool,
+    hopper: bool,
 ) -> None:
     """Score the tiles of a chunk.
 
@@ -182,15 +177,12 @@ def score_tiles(
         local_blocks: blocks forced at a row's end.
         splits: parts that a tile's keys are cut into.
         tuning: launch parameters.
-        ptx: whether the device executes PTX for sm_89 or newer.
+        ptx: whether the device converts to E4M3.
+        hopper: whether to use the kernel for compute capability 9.0.
     """
     grouped = maxima is not None
     exact = keys.dtype == torch.float16
-    source = TensorDescriptor.from_tensor(keys, [BLOCK_TOKENS, HEAD_DIM]) if tuning.tma else keys
-    assert TILE_ROWS == BLOCK_TOKENS == 128 and GROUP_BLOCKS == 16
-    _score_kernel[(tiles.shape[0] * splits,)](
-        q,
-        source,
+    arguments = (
         tiles,
         scores,
         maxima if grouped else scores,
@@ -202,12 +194,13 @@ def score_tiles(
         scores.shape[2],
         init_blocks,
         local_blocks,
-        SPLITS=splits,
-        H=num_heads,
-        GROUPED=grouped,
-        EXACT=exact,
-        PTX=ptx,
-        TMA=tuning.tma,
-        STAGES=tuning.stages,
-        num_warps=tuning.warps,
     )
+    options = {"SPLITS": splits, "H": num_heads, "GROUPED": grouped, "EXACT": exact, "STAGES": tuning.stages}
+    grid = (tiles.shape[0] * splits,)
+    if hopper:
+        from kernel.backends.triton.hopper import score_prefill
+
+        descriptor = score_prefill.key_descriptor(keys)
+        score_prefill.score_kernel[grid](q, descriptor, *arguments, **options, num_warps=score_prefill.WARPS)
+    else:
+        _score_kernel[grid](q, keys, *arguments, **options, PTX=ptx, num_warps=tuning.warps)

@@ -98,11 +98,11 @@ def _network_kernel(
     best, best_ids = none, no_ids
     slots = tl.arange(0, 16)
     for _ in tl.range(0, tl.minimum(tl.max(num_groups, 0), 16)):
-        group = groups[0]
+        chosen = groups[0]
         groups = groups[1:] + (groups[0],)
-        seen = (group != _LAST_ID)[:, None]
-        block = group[:, None] * 16 + slots[None, :]
-        cells = scores_ptr + start[:, None] + group.to(tl.int64)[:, None] * group_stride + slots[None, :]
+        seen = (chosen != _LAST_ID)[:, None]
+        block = chosen[:, None] * 16 + slots[None, :]
+        cells = scores_ptr + start[:, None] + chosen.to(tl.int64)[:, None] * group_stride + slots[None, :]
         if not PADDED:
             seen = seen & (block < nb[:, None])
         scores = tl.load(cells, mask=seen, other=float("-inf"))

@@ -13,9 +13,7 @@ class PrefillTuning:
 
     warps: int
     stages: int
-    """Depth of the software pipeline over key blocks."""
-    tma: bool
-    """Whether key blocks come by tensor-memory descriptors (Hopper's copy engine)."""
+    """Depth of the pipeline over key blocks."""
     waves: int
     """Programs wanted, in multiples of the multiprocessors: short grids are split over keys."""
 
@@ -35,7 +33,9 @@ class Tuning:
 
     multiprocessors: int
     ptx: bool
-    """Whether the device executes PTX for sm_89 or newer: byte permutes and E4M3 conversions."""
+    """Whether the device converts to E4M3 (PTX for sm_89 or newer)."""
+    hopper: bool
+    """Whether the device is of compute capability 9.0, for which there are kernels in Gluon."""
     fp8_dot: bool
     """Whether the device multiplies E4M3 matrices (``precision="fast"``)."""
     prefill_exact: PrefillTuning
@@ -46,19 +46,19 @@ class Tuning:
 def tuning_for(device: torch.device) -> Tuning:
     """The parameters for a device; for the interpreter where there is none."""
     if device.type != "cuda":
-        small = PrefillTuning(warps=4, stages=1, tma=False, waves=1)
-        return Tuning(2, False, False, small, small, DecodeTuning(4, 1, 1))
+        small = PrefillTuning(warps=4, stages=1, waves=1)
+        return Tuning(2, False, False, False, small, small, DecodeTuning(4, 1, 1))
     properties = torch.cuda.get_device_properties(device)
     count = properties.multi_processor_count
     if torch.version.hip is not None:
-        prefill = PrefillTuning(warps=8, stages=2, tma=False, waves=2)
-        return Tuning(count, False, False, prefill, prefill, DecodeTuning(4, 2, 4))
+        prefill = PrefillTuning(warps=8, stages=2, waves=2)
+        return Tuning(count, False, False, False, prefill, prefill, DecodeTuning(4, 2, 4))
     capability = (properties.major, properties.minor)
+    if capability == (9, 0):
+        exact = PrefillTuning(warps=4, stages=4, waves=2)
+        fast = PrefillTuning(warps=4, stages=6, waves=2)
+        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 1, 3))
     ptx = capability >= (8, 9)
-    if capability[0] == 9:
-        exact = PrefillTuning(warps=8, stages=4, tma=True, waves=2)
-        fast = PrefillTuning(warps=4, stages=5, tma=True, waves=2)
-    else:
-        exact = PrefillTuning(warps=8, stages=2, tma=False, waves=2)
-        fast = PrefillTuning(warps=8, stages=3, tma=False, waves=2)
-    return Tuning(count, ptx, ptx, exact, fast, DecodeTuning(4, 3, 4))
+    exact = PrefillTuning(warps=8, stages=2, waves=2)
+    fast = PrefillTuning(warps=8, stages=3, waves=2)
+    return Tuning(count, ptx, False, ptx, exact, fast, DecodeTuning(4, 3, 4))
