@@ -10,11 +10,12 @@ from kernel.backends.triton.dequantize import dequantize_pages
 from kernel.backends.triton.insert import insert_keys
 from kernel.backends.triton.plan import GROUP_BLOCKS, Chunk, chunks, splits_of
 from kernel.backends.triton.requests import request_rows, uploaded
-from kernel.backends.triton.score_decode import MAX_ROWS, score_requests
+from kernel.backends.triton.score_decode import MAX_ROWS, decode_table, score_requests
 from kernel.backends.triton.score_prefill import score_tiles
 from kernel.backends.triton.topk import select_grouped, select_scores
 from kernel.backends.triton.tuning import PrefillTuning, tuning_for
 from kernel.batch import Request, ScoreBatch
+from kernel.nvfp4 import build_lut
 from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 
@@ -33,6 +34,7 @@ class TritonBackend:
         self.precision: Precision = precision
         self.tuning = tuning_for(device)
         self.buffers = Buffers(device)
+        self.decode_table = decode_table(build_lut(device), self.tuning.hopper)
 
     @property
     def prefill_tuning(self) -> PrefillTuning:
@@ -41,7 +43,7 @@ class TritonBackend:
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative one."""
-        insert_keys(keys.contiguous(), pages, slots.contiguous())
+        insert_keys(keys.contiguous(), pages, slots.contiguous(), self.tuning.ptx)
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
@@ -168,7 +170,7 @@ class TritonBackend:
             batch.q.view(torch.uint8),
             batch.pages,
             batch.block_table,
-            batch.lut,
+            self.decode_table,
             *request_rows(requests, out_starts, self.device),
             scores,
             row_info,

@@ -143,6 +143,15 @@ def _decode_kernel(
                     )
 
 
+def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
+    """What the decode kernel looks scales up in, from ``[256, 8]`` uint8 of :func:`kernel.nvfp4.build_lut`."""
+    if not hopper:
+        return lut
+    from kernel.backends.triton.hopper.score_decode import magnitude_rows
+
+    return magnitude_rows(lut)
+
+
 def score_requests(
     q: torch.Tensor,
     pages: torch.Tensor,
@@ -171,7 +180,7 @@ def score_requests(
         q: ``[total_q, H, 128]`` uint8 (E4M3 bytes), contiguous.
         pages: ``[num_pages, 9216]`` uint8, any page stride.
         block_table: ``[rows, max_blocks]`` int32.
-        lut: ``[256, 8]`` uint8.
+        lut: see :func:`decode_table`.
         table_rows: ``[n]`` int32, each request's row of the block table.
         query_starts: ``[n]`` int32, each request's first row of ``q``.
         query_ends: ``[n]`` int32, the row of ``q`` past its last.
@@ -206,7 +215,7 @@ def score_requests(
     )
     options = {
         "H": num_heads,
-        "N": max(16, triton.next_power_of_2(max_queries * num_heads)),
+        "N": max(8 if hopper else 16, triton.next_power_of_2(max_queries * num_heads)),
         "BATCH": triton.next_power_of_2(seq_lens.shape[0]),
         "GROUPED": grouped,
         "EXACT": exact,
@@ -216,6 +225,8 @@ def score_requests(
     if hopper:
         from kernel.backends.triton.hopper.score_decode import decode_kernel
 
-        decode_kernel[(programs,)](*cache, *line, out_starts, *outputs, **options)
+        decode_kernel[(programs,)](
+            *cache, *line, out_starts, lut, *outputs, **options, PAGES=tuning.stages, maxnreg=tuning.registers
+        )
     else:
         _decode_kernel[(programs,)](*cache, *line, out_starts, lut, *outputs, **options, PTX=ptx, STAGES=tuning.stages)

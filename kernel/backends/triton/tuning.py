@@ -24,7 +24,10 @@ class DecodeTuning:
 
     warps: int
     stages: int
+    """Pages under way in a program."""
     programs_per_multiprocessor: int
+    registers: int | None = None
+    """Most registers of a thread; None: the compiler's choice."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def tuning_for(device: torch.device) -> Tuning:
     if capability == (9, 0):
         exact = PrefillTuning(warps=4, stages=4, waves=2)
         fast = PrefillTuning(warps=4, stages=6, waves=2)
-        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 1, 3))
+        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 8, 128))
     ptx = capability >= (8, 9)
     exact = PrefillTuning(warps=8, stages=2, waves=2)
     fast = PrefillTuning(warps=8, stages=3, waves=2)

@@ -7,11 +7,13 @@ instruction wants from it as left operand, without shared memory and without a s
     bytes of codes   0..15         16..31        32..47        48..63       of a token, 64 contiguous bytes
     scales           0, 1          2, 3          4, 5          6, 7
 
-The codes of the next page are under way while a page is multiplied.
+PAGES pages are loaded at a time and nothing is carried to the next ones: bytes that cross a loop's edge would be unpacked and
+packed again, one by one. Other programs of the multiprocessor work while one waits.
 """
 
 from __future__ import annotations
 
+import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
@@ -21,75 +23,69 @@ from kernel.batch import INIT_SCORE, LOCAL_SCORE
 _INIT = gl.constexpr(INIT_SCORE)
 _LOCAL = gl.constexpr(LOCAL_SCORE)
 
-# Registers of the asm blocks: codes $4, $5 (four bytes each) and a scale byte $6. A scale's eight magnitudes are made by
-# exact float16 products (six significant bits) and a saturating conversion, and lie in m0 and m1. A nibble of codes is
-# then a selector of prmt. Its sign bit, which prmt takes as a wish to replicate the sign of the selected byte, selects
-# 0x80 or 0xFF (0x40 or 0x00 where the scale is negative): bit 6 is the sign of the key.
-_MAGNITUDES = """
-    .reg .pred p;
-    .reg .b32 s, a, b, c, d, m0, m1, t, w, x, y;
-    .reg .b16 ha, hb, hc, hd;
-    and.b32 s, SCALE, 0x7F;
-    setp.eq.u32 p, s, 0x7F;
-    selp.b32 s, 0, s, p;
-    mul.lo.u32 s, s, 0x00800080;
-    mov.b32 a, 0x58000000;
-    mov.b32 b, 0x5E005C00;
-    mov.b32 c, 0x62006000;
-    mov.b32 d, 0x66006400;
-    mul.f16x2 a, a, s;
-    mul.f16x2 b, b, s;
-    mul.f16x2 c, c, s;
-    mul.f16x2 d, d, s;
-    cvt.rn.satfinite.e4m3x2.f16x2 ha, a;
-    cvt.rn.satfinite.e4m3x2.f16x2 hb, b;
-    cvt.rn.satfinite.e4m3x2.f16x2 hc, c;
-    cvt.rn.satfinite.e4m3x2.f16x2 hd, d;
-    mov.b32 m0, {ha, hb};
-    mov.b32 m1, {hc, hd};
-    and.b32 t, SCALE, 0x80;
-    setp.ne.u32 p, t, 0;
-    selp.b32 t, 0x40404040, 0x80808080, p;
+# The integer lanes are what limits decode (64 a cycle and multiprocessor on Hopper, half of the float lanes), so a scale's
+# eight E4M3 magnitudes come from a table (two registers), and a nibble of codes selects one by prmt. The four magnitudes
+# of even dims and of odd dims are put together, where their signs are one shift away or in place. Byte 0 of a table row,
+# the magnitude of code 0, holds the scale's sign in its bit 7: -0 instead of 0.
+_ROW = """
+    .reg .b32 m0, m1, flip, v, w, x, y, even, odd;
+    .reg .b16 ha, hb;
+    mov.b64 {m0, m1}, TABLE;
+    prmt.b32 flip, m0, m0, 0x8888;
 """
-_FOUR_KEYS = """
+_WORD = """
+    lop3.b32 v, WORD, flip, 0x88888888, 0x6A;
+    and.b32 w, WORD, 0x77777777;
     prmt.b32 x, m0, m1, w;
-    prmt.b32 y, t, t, SIGNS;
-    shl.b32 y, y, 1;
-    lop3.b32 x, x, y, 0x80808080, 0xF8;
+    shr.u32 w, w, 16;
+    prmt.b32 y, m0, m1, w;
+    prmt.b32 even, x, y, 0x6420;
+    prmt.b32 odd, x, y, 0x7531;
+    mul.lo.u32 w, v, 16;
+    lop3.b32 even, even, w, 0x80808080, 0xEA;
+    lop3.b32 odd, odd, v, 0x80808080, 0xEA;
 """
 _WIDEN = """
-    mov.b32 {ha, hb}, x;
+    mov.b32 {ha, hb}, SOURCE;
     cvt.rn.f16x2.e4m3x2 FIRST, ha;
     cvt.rn.f16x2.e4m3x2 SECOND, hb;
 """
 
 
 def _sixteen_keys(exact: bool) -> str:
-    """PTX that turns eight bytes of codes and a scale into 16 keys, in the order of their dims."""
-    codes, scale = (("$8", "$9"), "$10") if exact else (("$4", "$5"), "$6")
-    lines = [_MAGNITUDES.replace("SCALE", scale)]
+    """PTX that turns eight bytes of codes and a table row into 16 keys: for each word the even dims, then the odd ones."""
+    outputs = 8 if exact else 4
+    words = (f"${outputs}", f"${outputs + 1}")
+    lines = [_ROW.replace("TABLE", f"${outputs + 2}")]
     out = 0
-    for word in codes:
-        lines.append(f"and.b32 w, {word}, 0x77777777;\n")
-        for half in range(2):
-            signs = word
-            if half:
-                lines.append(f"shr.u32 w, w, 16;\nshr.u32 d, {word}, 16;\n")
-                signs = "d"
-            lines.append(_FOUR_KEYS.replace("SIGNS", signs))
+    for word in words:
+        lines.append(_WORD.replace("WORD", word))
+        for source in ("even", "odd"):
             if exact:
-                lines.append(_WIDEN.replace("FIRST", f"${out}").replace("SECOND", f"${out + 1}"))
+                widen = _WIDEN.replace("SOURCE", source)
+                lines.append(widen.replace("FIRST", f"${out}").replace("SECOND", f"${out + 1}"))
                 out += 2
             else:
-                lines.append(f"mov.b32 ${out}, x;\n")
+                lines.append(f"mov.b32 ${out}, {source};\n")
                 out += 1
     return "{" + "".join(lines) + "}"
 
 
+def _constraints(outputs: int) -> str:
+    return ",".join(["=&r"] * outputs + ["r"] * 2 + ["l"] * 8)
+
+
 _EXACT_ASM = gl.constexpr(_sixteen_keys(exact=True))
-_EXACT_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 8 + ["r"] * 4))
+_EXACT_CONSTRAINTS = gl.constexpr(_constraints(8))
 _FAST_ASM = gl.constexpr(_sixteen_keys(exact=False))
-_FAST_CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 4 + ["r"] * 4))
+_FAST_CONSTRAINTS = gl.constexpr(_constraints(4))
+
+
+def magnitude_rows(lut: torch.Tensor) -> torch.Tensor:
+    """The table ``[256]`` int64 of a look-up table ``[256, 8]`` uint8: its rows, the scale's sign in bit 7."""
+    rows = lut.clone()
+    rows[128:, 0] |= 0x80
+    return rows.view(torch.int64).flatten()
 
 
 @gluon.jit
@@ -121,9 +117,14 @@ def _load_page(pages_ptr, page_stride, page_id):
 
 
 @gluon.jit
-def _keys(codes, scales, MMA: gl.constexpr, EXACT: gl.constexpr):
-    """The keys of a page ``[128, 128]`` as the left operand, in the order of dims of :mod:`kernel.backends.triton.e4m3`."""
-    spread = scales.expand_dims(2).broadcast_to([128, 8, 8]).reshape([128, 64])
+def _keys(codes, rows, MMA: gl.constexpr, EXACT: gl.constexpr):
+    """The keys of a page ``[128, 128]`` as the left operand, in the order of dims of :mod:`kernel.backends.triton.e4m3`.
+
+    Args:
+        codes: ``[128, 64]`` uint8.
+        rows: ``[128, 8]`` int64, the table rows of the scales.
+    """
+    spread = rows.expand_dims(2).broadcast_to([128, 8, 8]).reshape([128, 64])
     spread = gl.convert_layout(spread, codes.type.layout, assert_trivial=True)
     if EXACT:
         first, second = gl.inline_asm_elementwise(
@@ -134,10 +135,16 @@ def _keys(codes, scales, MMA: gl.constexpr, EXACT: gl.constexpr):
             _FAST_ASM, _FAST_CONSTRAINTS, [codes, spread], (gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=8
         )
     W: gl.constexpr = 2 if EXACT else 4
-    # first holds dims 0..7 of each group and second dims 8..15.
-    dims = gl.join(first, second).reshape([128, 8, 8, 2]).permute([0, 1, 3, 2]).reshape([128, 4, 32 // W, W])
-    keys = dims.permute([0, 2, 1, 3]).reshape([128, 128])
+    # first holds the keys of a group's first word, second those of its second.
+    keys = gl.join(first, second).reshape([128, 8, 8, 2]).permute([0, 1, 3, 2]).reshape([128, 4, 32 // W, W])
+    keys = keys.permute([0, 2, 1, 3]).reshape([128, 128])
     return gl.convert_layout(keys, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W), assert_trivial=True)
+
+
+@gluon.jit
+def _warp_maxima(products, N: gl.constexpr):
+    """``[4, N]``: the maxima over the tokens of each warp, without a word to the others."""
+    return gl.max(gl.max(products.reshape([2, 4, 16, N]), 0), 1)
 
 
 @gluon.jit
@@ -160,6 +167,7 @@ def decode_kernel(
     query_ends_ptr,
     seq_lens_ptr,
     out_starts_ptr,
+    table_of_scales_ptr,
     scores_ptr,
     row_info_ptr,
     head_stride,
@@ -175,6 +183,7 @@ def decode_kernel(
     BATCH: gl.constexpr,
     GROUPED: gl.constexpr,
     EXACT: gl.constexpr,
+    PAGES: gl.constexpr,
 ):
     W: gl.constexpr = 2 if EXACT else 4
     DTYPE: gl.constexpr = gl.float16 if EXACT else gl.float8e4nv
@@ -183,7 +192,9 @@ def decode_kernel(
     )
     LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     QUERIES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    ROWS: gl.constexpr = gl.SliceLayout(0, MMA)
+    FLUSH: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [1, 4], [0, 1])
+    WARPS: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    ROWS: gl.constexpr = gl.SliceLayout(0, FLUSH)
 
     # The blocks of all requests form one line; this program takes an equal share of it.
     request = gl.arange(0, BATCH, layout=LINE)
@@ -203,6 +214,9 @@ def decode_kernel(
     row = gl.arange(0, N, layout=ROWS)
     token = gl.arange(0, 128, layout=gl.SliceLayout(1, MMA))
     queries = gl.allocate_shared_memory(DTYPE, [N, 128], gl.NVMMASharedLayout.get_default_for([N, 128], DTYPE))
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
+    maxima = gl.allocate_shared_memory(gl.float32, [16, 4, N], PLAIN)
+    all_maxima = maxima._reinterpret(gl.float32, [64, N], PLAIN)
     for r in range(first, last):
         blocks_before = gl.sum(gl.where(request < r, all_blocks, 0), 0)
         query_start = gl.load(query_starts_ptr + r)
@@ -213,9 +227,6 @@ def decode_kernel(
         begin = gl.maximum(line_begin - blocks_before, 0)
         end = gl.minimum(line_end - blocks_before, request_blocks)
 
-        codes, scales = _load_page(pages_ptr, page_stride, _page_id(table_row_ptr, begin, num_pages))
-        next_id = _page_id(table_row_ptr, gl.minimum(begin + 1, end - 1), num_pages)
-
         q_row = gl.arange(0, N, layout=gl.SliceLayout(1, QUERIES))
         column = gl.arange(0, 128, layout=gl.SliceLayout(0, QUERIES))
         dim = 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
@@ -225,34 +236,49 @@ def decode_kernel(
         fence_async_shared()
 
         least_position = seq_len - num_rows // H
-        positions = least_position + row // H
-        num_blocks = positions // 128 + 1
+        positions = least_position + gl.arange(0, N, layout=gl.SliceLayout(0, MMA)) // H
+        positions_out = least_position + row // H
         valid = row < num_rows
         out_token = gl.load(out_starts_ptr + r) + row // H
         out = scores_ptr + (row % H).to(gl.int64) * head_stride + out_token.to(gl.int64) * token_stride
         if GROUPED:
             if begin == 0:
                 out_row = out_token * H + row % H
-                gl.store(row_info_ptr + out_row, num_blocks, mask=valid)
+                gl.store(row_info_ptr + out_row, positions_out // 128 + 1, mask=valid)
                 gl.store(row_info_ptr + rows_total + out_row, query_start * H + row, mask=valid)
-        for block in range(begin, end):
-            next_codes, next_scales = _load_page(pages_ptr, page_stride, next_id)
-            next_id = _page_id(table_row_ptr, gl.minimum(block + 2, end - 1), num_pages)
-            keys = _keys(codes, scales, MMA, EXACT)
-            zeros = gl.zeros([128, N], gl.float32, MMA)
-            pending = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
-            products = warpgroup_mma_wait(0, deps=[pending])
-            if block * 128 + 127 > least_position:
-                causal = block * 128 + token[:, None] <= positions[None, :]
-                score = gl.max(gl.where(causal, products, float("-inf")), 0) + 0.0
-            else:
-                score = gl.max(products, 0) + 0.0
-            if (block < init_blocks) | (block >= least_position // 128 + 1 - local_blocks):
-                score = gl.where((block < init_blocks) & (block < num_blocks), _INIT, score)
-                score = gl.where((block >= num_blocks - local_blocks) & (block < num_blocks), _LOCAL, score)
-            cell = (block // 16).to(gl.int64) * group_stride + block % 16
-            gl.store(out + cell, score, mask=valid & (block < columns))
-            codes, scales = next_codes, next_scales
+        for first_block in range(begin // PAGES * PAGES, end, PAGES):
+            codes = ()
+            rows = ()
+            for i in gl.static_range(PAGES):
+                block = gl.minimum(gl.maximum(first_block + i, begin), end - 1)
+                page_codes, scales = _load_page(pages_ptr, page_stride, _page_id(table_row_ptr, block, num_pages))
+                codes = codes + (page_codes,)
+                rows = rows + (gl.load(table_of_scales_ptr + scales.to(gl.int32)),)
+            for i in gl.static_range(PAGES):
+                block = first_block + i
+                keys = _keys(codes[i], rows[i], MMA, EXACT)
+                zeros = gl.zeros([128, N], gl.float32, MMA)
+                pending = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                products = warpgroup_mma_wait(0, deps=[pending])
+                if block * 128 + 127 > least_position:
+                    causal = block * 128 + token[:, None] <= positions[None, :]
+                    partial = _warp_maxima(gl.where(causal, products, float("-inf")), N)
+                else:
+                    partial = _warp_maxima(products, N)
+                maxima.index(block % 16).store(partial)
+            block = gl.minimum(first_block + PAGES, end) - 1
+            if (first_block + PAGES >= end) | ((first_block + PAGES) % 16 == 0):
+                score = gl.max(all_maxima.load(WARPS).reshape([16, 4, N]), 1) + 0.0
+                score = gl.convert_layout(score, FLUSH)
+                slot = gl.arange(0, 16, layout=gl.SliceLayout(1, FLUSH))
+                cells = block // 16 * 16 + slot
+                causal_blocks = (positions_out // 128 + 1)[None, :]
+                score = gl.where((cells < init_blocks)[:, None] & (cells[:, None] < causal_blocks), _INIT, score)
+                local = (cells[:, None] >= causal_blocks - local_blocks) & (cells[:, None] < causal_blocks)
+                score = gl.where(local, _LOCAL, score)
+                scored = (cells >= begin) & (cells <= block) & (cells < columns)
+                places = (block // 16).to(gl.int64) * group_stride + slot
+                gl.store(out[None, :] + places[:, None], score, mask=valid[None, :] & scored[:, None])
         if not GROUPED:
             if end == request_blocks:
                 FILL: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
