@@ -48,9 +48,9 @@ class TritonBackend:
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
         keys: torch.Tensor | None = None
-        for chunk in self._chunks(batch, None):
-            keys = self._keys(batch, chunk, keys)
-            self._score(batch, chunk, keys, scores, None, None)
+        for chunk in self.chunks(batch, None):
+            keys = self.dequantized(batch, chunk, keys)
+            self.score_chunk(batch, chunk, keys, scores, None, None)
 
     def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_decode`."""
@@ -82,13 +82,10 @@ class TritonBackend:
 
     def _select_prefill(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         keys: torch.Tensor | None = None
-        for chunk in self._chunks(batch, SCORE_GROUPS):
-            keys = self._keys(batch, chunk, keys)
-            groups = -(-chunk.num_blocks // GROUP_BLOCKS)
-            scores = self.buffers.take("scores", (groups, chunk.rows, GROUP_BLOCKS), torch.float32)
-            maxima = self.buffers.take("maxima", (groups, chunk.rows), torch.float32)
-            row_info = self.buffers.take("row info", (2, chunk.rows), torch.int32)
-            self._score(batch, chunk, keys, scores, maxima, row_info)
+        for chunk in self.chunks(batch):
+            keys = self.dequantized(batch, chunk, keys)
+            scores, maxima, row_info = self.score_buffers(chunk)
+            self.score_chunk(batch, chunk, keys, scores, maxima, row_info)
             select_grouped(scores, maxima, row_info[0], row_info[1], chunk.rows, block_ids, order)
 
     def _select_decode(
@@ -108,7 +105,8 @@ class TritonBackend:
             self._decode(batch, taken, starts, scores, row_info)
             select_grouped(scores, None, row_info[0], row_info[1], rows, block_ids, order)
 
-    def _chunks(self, batch: ScoreBatch, max_score_groups: int | None) -> list[Chunk]:
+    def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[Chunk]:
+        """The parts that a call is run in; the default limit is that of :meth:`score_buffers`."""
         return list(
             chunks(
                 batch.requests,
@@ -119,7 +117,16 @@ class TritonBackend:
             )
         )
 
-    def _keys(self, batch: ScoreBatch, chunk: Chunk, keys: torch.Tensor | None) -> torch.Tensor:
+    def score_buffers(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Buffers of grouped scores, their maxima and the rows of a chunk, for :func:`score_tiles`."""
+        groups = -(-chunk.num_blocks // GROUP_BLOCKS)
+        return (
+            self.buffers.take("scores", (groups, chunk.rows, GROUP_BLOCKS), torch.float32),
+            self.buffers.take("maxima", (groups, chunk.rows), torch.float32),
+            self.buffers.take("row info", (2, chunk.rows), torch.int32),
+        )
+
+    def dequantized(self, batch: ScoreBatch, chunk: Chunk, keys: torch.Tensor | None) -> torch.Tensor:
         """The chunk's keys, dequantised unless the previous chunk had the same."""
         if keys is not None and not chunk.keys_change:
             return keys
@@ -130,7 +137,7 @@ class TritonBackend:
         dequantize_pages(batch.pages, page_ids, batch.lut, keys, self.tuning.ptx)
         return keys
 
-    def _score(
+    def score_chunk(
         self,
         batch: ScoreBatch,
         chunk: Chunk,
@@ -139,6 +146,7 @@ class TritonBackend:
         maxima: torch.Tensor | None,
         row_info: torch.Tensor | None,
     ) -> None:
+        """Score a chunk on its dequantised keys, see :func:`score_tiles`."""
         tuning = self.prefill_tuning
         score_tiles(
             batch.q.view(torch.uint8).view(-1, HEAD_DIM),
@@ -150,7 +158,9 @@ class TritonBackend:
             num_heads=batch.num_heads,
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
-            splits=splits_of(len(chunk.tiles), chunk.num_blocks, tuning.waves * self.tuning.multiprocessors),
+            splits=splits_of(
+                len(chunk.tiles), chunk.num_blocks, self.tuning.multiprocessors, tuning.programs_per_multiprocessor
+            ),
             tuning=tuning,
             ptx=self.tuning.ptx,
             hopper=self.tuning.hopper,

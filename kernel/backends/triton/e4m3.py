@@ -2,9 +2,11 @@
 
 Order of dims. A thread that feeds a matrix instruction from its registers holds W dims of every 4 * W (W = 2 for float16,
 4 for E4M3). The dims of queries and keys are put in an order in which those are 32 dims that lie side by side in a
-page, so that they are read by one 16-byte load and never change threads:
+page, so that they are read by one 16-byte load and never change threads; and in which the even dims of eight come
+before the odd ones, as the low nibbles and the high nibbles of four bytes:
 
-    column = 4 * W * n + W * c + e   holds dim   32 * c + W * n + e        c < 4, e < W
+    column = 4 * W * n + W * c + e   holds place  32 * c + W * n + e        c < 4, e < W
+    place  = 8 * w + p               holds dim    8 * w + (0, 2, 4, 6, 1, 3, 5, 7)[p]
 
 The products of a score are thereby added in another order, the same in every kernel.
 
@@ -21,7 +23,8 @@ import triton.language as tl
 @triton.jit
 def permuted_dim(column, W: tl.constexpr):
     """The dim at a column, 0 to 127."""
-    return 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
+    place = 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
+    return place // 8 * 8 + place % 4 * 2 + place // 4 % 2
 
 
 @triton.jit
@@ -67,7 +70,7 @@ def page_keys(codes, scales, lut_ptr, PTX: tl.constexpr, W: tl.constexpr):
         sign = spread & 0x80
         even = tl.load(row + (codes & 7)) | (((codes << 4) & 0x80) ^ sign)
         odd = tl.load(row + ((codes >> 4) & 7)) | ((codes & 0x80) ^ sign)
-    dims = tl.join(even, odd).reshape(TOKENS, 4, 32 // W, W)
+    dims = tl.join(even, odd).reshape(TOKENS, 16, 4, 2).permute(0, 1, 3, 2).reshape(TOKENS, 4, 32 // W, W)
     return dims.permute(0, 2, 1, 3).reshape(TOKENS, 128)
 
 

@@ -14,6 +14,7 @@ TILE_ROWS = 128
 """Rows of a tile: the M of the matrix product."""
 GROUP_BLOCKS = 16
 """Blocks whose maximum is written beside the scores."""
+_PART_BLOCKS = 4
 TILE_FIELDS = 6
 """Integers that describe a tile: first row in q, rows, rows before it in its request, prefix length, first block
 of its request in the workspace, first row in the output."""
@@ -67,13 +68,18 @@ def chunks(
         yield from _row_chunks(pending, num_heads, table_columns, max_score_groups)
 
 
-def splits_of(tiles: int, num_blocks: int, programs: int) -> int:
-    """Parts that the keys of every tile are cut into, so that about ``programs`` programs run.
+def splits_of(tiles: int, num_blocks: int, multiprocessors: int, programs_per_multiprocessor: int) -> int:
+    """Parts that the keys of every tile are cut into: the number with the shortest last wave.
 
-    At least two groups a part: a part costs a load of its queries.
+    A part costs the loads of its queries and the filling of its pipeline, about as much as scoring some blocks.
     """
-    wanted = -(-programs // tiles)
-    return max(1, min(wanted, num_blocks // (2 * GROUP_BLOCKS)))
+    places = multiprocessors * programs_per_multiprocessor
+
+    def blocks_in_a_row(splits: int) -> int:
+        return -(-tiles * splits // places) * (-(-num_blocks // splits) + _PART_BLOCKS)
+
+    most = max(1, min(num_blocks // (2 * GROUP_BLOCKS), 4 * places // tiles))
+    return min(range(1, most + 1), key=blocks_in_a_row)
 
 
 def _row_chunks(

@@ -14,8 +14,8 @@ class PrefillTuning:
     warps: int
     stages: int
     """Depth of the pipeline over key blocks."""
-    waves: int
-    """Programs wanted, in multiples of the multiprocessors: short grids are split over keys."""
+    programs_per_multiprocessor: int
+    """Programs that run at once."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,19 @@ class Tuning:
 def tuning_for(device: torch.device) -> Tuning:
     """The parameters for a device; for the interpreter where there is none."""
     if device.type != "cuda":
-        small = PrefillTuning(warps=4, stages=1, waves=1)
+        small = PrefillTuning(warps=4, stages=1, programs_per_multiprocessor=1)
         return Tuning(2, False, False, False, small, small, DecodeTuning(4, 1, 1))
     properties = torch.cuda.get_device_properties(device)
     count = properties.multi_processor_count
     if torch.version.hip is not None:
-        prefill = PrefillTuning(warps=8, stages=2, waves=2)
+        prefill = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
         return Tuning(count, False, False, False, prefill, prefill, DecodeTuning(4, 2, 4))
     capability = (properties.major, properties.minor)
     if capability == (9, 0):
-        exact = PrefillTuning(warps=4, stages=4, waves=2)
-        fast = PrefillTuning(warps=4, stages=6, waves=2)
+        exact = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
+        fast = PrefillTuning(warps=4, stages=5, programs_per_multiprocessor=1)
         return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 8, 128))
     ptx = capability >= (8, 9)
-    exact = PrefillTuning(warps=8, stages=2, waves=2)
-    fast = PrefillTuning(warps=8, stages=3, waves=2)
+    exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
+    fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)
     return Tuning(count, ptx, False, ptx, exact, fast, DecodeTuning(4, 3, 4))

@@ -34,7 +34,7 @@ _ROW = """
     prmt.b32 flip, m0, m0, 0x8888;
 """
 _WORD = """
-    lop3.b32 v, WORD, flip, 0x88888888, 0x6A;
+    lop3.b32 v, WORD, flip, 0x88888888, 0x78;
     and.b32 w, WORD, 0x77777777;
     prmt.b32 x, m0, m1, w;
     shr.u32 w, w, 16;
@@ -42,8 +42,8 @@ _WORD = """
     prmt.b32 even, x, y, 0x6420;
     prmt.b32 odd, x, y, 0x7531;
     mul.lo.u32 w, v, 16;
-    lop3.b32 even, even, w, 0x80808080, 0xEA;
-    lop3.b32 odd, odd, v, 0x80808080, 0xEA;
+    lop3.b32 even, even, w, 0x80808080, 0xF8;
+    lop3.b32 odd, odd, v, 0x80808080, 0xF8;
 """
 _WIDEN = """
     mov.b32 {ha, hb}, SOURCE;
@@ -229,7 +229,8 @@ def decode_kernel(
 
         q_row = gl.arange(0, N, layout=gl.SliceLayout(1, QUERIES))
         column = gl.arange(0, 128, layout=gl.SliceLayout(0, QUERIES))
-        dim = 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
+        place = 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
+        dim = place // 8 * 8 + place % 4 * 2 + place // 4 % 2
         offsets = (query_start * H + q_row).to(gl.int64)[:, None] * 128 + dim[None, :]
         octets = gl.load(q_ptr + offsets, mask=(q_row < num_rows)[:, None], other=0)
         queries.store(octets.to(gl.float8e4nv, bitcast=True).to(DTYPE))

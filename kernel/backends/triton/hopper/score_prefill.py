@@ -52,7 +52,7 @@ def _load_queries(q_ptr, first_row, num_rows, MMA: gl.constexpr, EXACT: gl.const
     values = octets.to(gl.float8e4nv, bitcast=True)
     if EXACT:
         values = values.to(gl.float16)
-    values = values.reshape([64, 4, 32 // W, W]).permute([0, 2, 1, 3]).reshape([64, 128])
+    values = values.reshape([64, 16, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 4, 32 // W, W]).permute([0, 2, 1, 3]).reshape([64, 128])
     return gl.convert_layout(values, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W))
 
 
