@@ -8,8 +8,8 @@ from kernel.backends.base import Order, Precision
 from kernel.backends.triton.buffers import SCORE_GROUPS, WORKSPACE_BLOCKS, Buffers
 from kernel.backends.triton.dequantize import dequantize_pages
 from kernel.backends.triton.insert import insert_keys
-from kernel.backends.triton.plan import GROUP_BLOCKS, Chunk, chunks, splits_of
-from kernel.backends.triton.requests import request_rows, uploaded
+from kernel.backends.triton.plan import GROUP_BLOCKS, chunks, splits_of
+from kernel.backends.triton.requests import DeviceChunk, device_chunk, request_rows
 from kernel.backends.triton.score_decode import MAX_ROWS, decode_table, score_requests
 from kernel.backends.triton.score_prefill import score_tiles
 from kernel.backends.triton.topk import select_grouped, select_scores
@@ -34,6 +34,7 @@ class TritonBackend:
         self.precision: Precision = precision
         self.tuning = tuning_for(device)
         self.buffers = Buffers(device)
+        self._planned: tuple[object, list[DeviceChunk]] | None = None
         self.decode_table = decode_table(build_lut(device), self.tuning.hopper)
 
     @property
@@ -105,19 +106,19 @@ class TritonBackend:
             self._decode(batch, taken, starts, scores, row_info)
             select_grouped(scores, None, row_info[0], row_info[1], rows, block_ids, order)
 
-    def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[Chunk]:
-        """The parts that a call is run in; the default limit is that of :meth:`score_buffers`."""
-        return list(
-            chunks(
-                batch.requests,
-                batch.num_heads,
-                batch.block_table.shape[1],
-                max_blocks=WORKSPACE_BLOCKS,
-                max_score_groups=max_score_groups,
-            )
-        )
+    def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[DeviceChunk]:
+        """The parts that a call is run in; the default limit is that of :meth:`score_buffers`.
 
-    def score_buffers(self, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        The last plan is kept with its tensors on the device: the layers of a model make the same call one after another.
+        """
+        shape = (batch.requests, batch.num_heads, batch.block_table.shape[1], max_score_groups)
+        if self._planned is None or self._planned[0] != shape:
+            limits = {"max_blocks": WORKSPACE_BLOCKS, "max_score_groups": max_score_groups}
+            plan = chunks(batch.requests, batch.num_heads, batch.block_table.shape[1], **limits)
+            self._planned = (shape, [device_chunk(chunk, self.device) for chunk in plan])
+        return self._planned[1]
+
+    def score_buffers(self, chunk: DeviceChunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Buffers of grouped scores, their maxima and the rows of a chunk, for :func:`score_tiles`."""
         groups = -(-chunk.num_blocks // GROUP_BLOCKS)
         return (
@@ -126,21 +127,21 @@ class TritonBackend:
             self.buffers.take("row info", (2, chunk.rows), torch.int32),
         )
 
-    def dequantized(self, batch: ScoreBatch, chunk: Chunk, keys: torch.Tensor | None) -> torch.Tensor:
+    def dequantized(self, batch: ScoreBatch, chunk: DeviceChunk, keys: torch.Tensor | None) -> torch.Tensor:
         """The chunk's keys, dequantised unless the previous chunk had the same."""
         if keys is not None and not chunk.keys_change:
             return keys
-        blocks = len(chunk.table_cells)
+        blocks = chunk.table_cells.shape[0]
         dtype = torch.float16 if self.precision == "exact" else torch.uint8
         keys = self.buffers.take("keys", (blocks * BLOCK_TOKENS, HEAD_DIM), dtype)
-        page_ids = batch.block_table.flatten()[uploaded(chunk.table_cells, self.device)]
+        page_ids = batch.block_table.flatten()[chunk.table_cells]
         dequantize_pages(batch.pages, page_ids, batch.lut, keys, self.tuning.ptx)
         return keys
 
     def score_chunk(
         self,
         batch: ScoreBatch,
-        chunk: Chunk,
+        chunk: DeviceChunk,
         keys: torch.Tensor,
         scores: torch.Tensor,
         maxima: torch.Tensor | None,
@@ -151,7 +152,7 @@ class TritonBackend:
         score_tiles(
             batch.q.view(torch.uint8).view(-1, HEAD_DIM),
             keys,
-            uploaded(chunk.tiles, self.device),
+            chunk.tiles,
             scores,
             maxima,
             row_info,
@@ -159,7 +160,7 @@ class TritonBackend:
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
             splits=splits_of(
-                len(chunk.tiles), chunk.num_blocks, self.tuning.multiprocessors, tuning.programs_per_multiprocessor
+                chunk.tiles.shape[0], chunk.num_blocks, self.tuning.multiprocessors, tuning.programs_per_multiprocessor
             ),
             tuning=tuning,
             ptx=self.tuning.ptx,

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kernel.backends.triton.plan import Chunk
 from kernel.batch import Request
+
+
+@dataclass(frozen=True)
+class DeviceChunk:
+    """A :class:`kernel.backends.triton.plan.Chunk` whose arrays are on the device."""
+
+    tiles: torch.Tensor
+    table_cells: torch.Tensor
+    rows: int
+    num_blocks: int
+    keys_change: bool
+
+
+def device_chunk(chunk: Chunk, device: torch.device) -> DeviceChunk:
+    """Bring a chunk to the device."""
+    tiles, table_cells = uploaded(chunk.tiles, device), uploaded(chunk.table_cells, device)
+    return DeviceChunk(tiles, table_cells, chunk.rows, chunk.num_blocks, chunk.keys_change)
 
 
 def uploaded(values: NDArray[Any], device: torch.device) -> torch.Tensor:

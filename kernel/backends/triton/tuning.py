@@ -58,8 +58,8 @@ def tuning_for(device: torch.device) -> Tuning:
         return Tuning(count, False, False, False, prefill, prefill, DecodeTuning(4, 2, 4))
     capability = (properties.major, properties.minor)
     if capability == (9, 0):
-        exact = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
-        fast = PrefillTuning(warps=4, stages=5, programs_per_multiprocessor=1)
+        exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
+        fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
         return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 8, 128))
     ptx = capability >= (8, 9)
     exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)

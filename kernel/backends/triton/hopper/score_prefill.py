@@ -1,11 +1,11 @@
 """The prefill kernel of :mod:`kernel.backends.triton.score_prefill` on Hopper, its products overlapped with its maxima.
 
-    a producer warp     brings keys of blocks (N = 128) by the copy engine, STAGES deep
+    a producer warp     brings keys of two blocks at a time (N = 256) by the copy engine, STAGES deep
     two warpgroups      64 rows each: queries (M) in registers, a product at a time, then its maxima
 
-While one warpgroup takes maxima, the tensor cores work for the other. A block costs them 256 cycles a warpgroup (512
-in float16), and the maxima about 250. ptxas does not let one warpgroup do both at once: it serialises products whose
-accumulators live across a loop's back edge.
+While one warpgroup takes maxima, the tensor cores work for the other. Two blocks cost them 512 cycles a warpgroup (1,024
+in float16), and the maxima, barriers and shuffles about as much. ptxas does not let one warpgroup do both at once: it
+serialises products whose accumulators live across a loop's back edge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARPS = 4
 """Warps of a warpgroup: the launch parameter, the others are added by the kernel."""
 _FIELDS = gl.constexpr(TILE_FIELDS)
 _PRODUCER_REGISTERS = gl.constexpr(24)
-_CONSUMER_REGISTERS = gl.constexpr(200)
+_CONSUMER_REGISTERS = gl.constexpr(232)
 _INIT = gl.constexpr(INIT_SCORE)
 _LOCAL = gl.constexpr(LOCAL_SCORE)
 
@@ -57,31 +57,35 @@ def _load_queries(q_ptr, first_row, num_rows, MMA: gl.constexpr, EXACT: gl.const
 
 
 @gluon.jit
-def _produce(keys_desc, buffers, full, empty, first_block, blocks, STAGES: gl.constexpr):
-    """Bring the blocks of a program's walk, each once its buffer has been read by both warpgroups."""
-    for index in range(blocks):
+def _produce(keys_desc, buffers, full, empty, first_block, pairs, STAGES: gl.constexpr):
+    """Bring the pairs of blocks of a program's walk, each once its buffer has been read by both warpgroups."""
+    for index in range(pairs):
         stage = index % STAGES
         mbarrier.wait(empty.index(stage), ((index // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(stage), keys_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(
-            keys_desc, [(first_block + index) * 128, 0], full.index(stage), buffers.index(stage)
+            keys_desc, [first_block * 128 + index * 256, 0], full.index(stage), buffers.index(stage)
         )
 
 
 @gluon.jit
-def _block_scores(products, block, positions, least_position, init_blocks, local_blocks, MMA: gl.constexpr):
-    """``[64]``: the maxima over a block's causal tokens, or its sentinel."""
-    # Both branches take the maxima, so that accumulators are never copied while another product is under way.
-    if block * 128 + 127 > least_position:
-        token = block * 128 + gl.arange(0, 128, layout=gl.SliceLayout(0, MMA))
-        score = gl.max(gl.where(token[None, :] <= positions[:, None], products, float("-inf")), 1) + 0.0
+def _pair_maxima(products, block, positions, least_position, MMA: gl.constexpr, ROWS: gl.constexpr):
+    """``[64]`` twice: the maxima over the causal tokens of a block and of the next."""
+    if block * 128 + 255 > least_position:
+        token = block * 128 + gl.arange(0, 256, layout=gl.SliceLayout(0, MMA))
+        causal = gl.where(token[None, :] <= positions[:, None], products, float("-inf"))
+        maxima = gl.max(causal.reshape([64, 2, 128]), 2)
     else:
-        score = gl.max(products, 1) + 0.0
-    num_blocks = positions // 128 + 1
-    if (block < init_blocks) | (block >= least_position // 128 + 1 - local_blocks):
-        score = gl.where((block < init_blocks) & (block < num_blocks), _INIT, score)
-        score = gl.where((block >= num_blocks - local_blocks) & (block < num_blocks), _LOCAL, score)
-    return score
+        maxima = gl.max(products.reshape([64, 2, 128]), 2)
+    first, second = gl.split(maxima)
+    return gl.convert_layout(first, ROWS) + 0.0, gl.convert_layout(second, ROWS) + 0.0
+
+
+@gluon.jit
+def _with_sentinels(score, block, num_blocks, init_blocks, local_blocks):
+    """A block's scores ``[64]`` with the values of forced blocks."""
+    score = gl.where((block < init_blocks) & (block < num_blocks), _INIT, score)
+    return gl.where((block >= num_blocks - local_blocks) & (block < num_blocks), _LOCAL, score)
 
 
 @gluon.jit
@@ -111,7 +115,7 @@ def _consume(
     strides,
     forced,
     begin,
-    blocks,
+    pairs,
     H: gl.constexpr,
     GROUPED: gl.constexpr,
     EXACT: gl.constexpr,
@@ -119,7 +123,7 @@ def _consume(
 ):
     """Score 64 rows of the tile against the blocks of a program's walk."""
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16 if EXACT else 32]
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16 if EXACT else 32]
     )
     TILE: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
@@ -144,24 +148,30 @@ def _consume(
         head = (first_row + row) % H
         out = scores_ptr + head.to(gl.int64) * head_stride + token.to(gl.int64) * token_stride
     positions = prefix + (skipped_rows + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))) // H
+    num_blocks = (prefix + (skipped_rows + row) // H) // 128 + 1
     least_position = prefix + skipped_rows // H
+    least_blocks = least_position // 128 + 1
     slot = gl.arange(0, 16, layout=gl.SliceLayout(0, TILE))
     nothing = gl.full([64, 16], float("-inf"), gl.float32, TILE)
 
     q = _load_queries(q_ptr, first_row, num_rows, MMA, EXACT)
-    products = gl.zeros([64, 128], gl.float32, MMA)
+    products = gl.zeros([64, 256], gl.float32, MMA)
     group = nothing
-    for index in range(blocks):
-        block = begin + index
+    for index in range(pairs):
+        block = begin + 2 * index
         stage = index % STAGES
         mbarrier.wait(full.index(stage), (index // STAGES) & 1)
         keys = buffers.index(stage).permute([1, 0])
         pending = warpgroup_mma(q, keys, products, use_acc=False, is_async=True)
         products = warpgroup_mma_wait(0, deps=[pending])
         mbarrier.arrive(empty.index(stage), count=1)
-        score = _block_scores(products, block, positions, least_position, init_blocks, local_blocks, MMA)
-        group = gl.where((slot == block % 16)[None, :], gl.convert_layout(score, ROWS)[:, None], group)
-        if (block % 16 == 15) | (index == blocks - 1):
+        first, second = _pair_maxima(products, block, positions, least_position, MMA, ROWS)
+        if (block < init_blocks) | (block + 1 >= least_blocks - local_blocks):
+            first = _with_sentinels(first, block, num_blocks, init_blocks, local_blocks)
+            second = _with_sentinels(second, block + 1, num_blocks, init_blocks, local_blocks)
+        pair = gl.where((slot % 2 == 0)[None, :], first[:, None], second[:, None])
+        group = gl.where((slot // 2 == block % 16 // 2)[None, :], pair, group)
+        if (block % 16 == 14) | (index == pairs - 1):
             _store_group(
                 out, maxima_ptr, group, block, out_row + row, valid, group_stride, rows_total, columns, GROUPED, TILE
             )
@@ -201,9 +211,10 @@ def score_kernel(
     groups = (last_blocks + 15) // 16
     share = ((groups + SPLITS - 1) // SPLITS) * 16
     begin = split * share
-    blocks = gl.maximum(gl.minimum(share, last_blocks - begin), 0)
+    # A last block without a second one is followed by keys that no row sees.
+    pairs = gl.maximum(gl.minimum(share, last_blocks - begin) + 1, 0) // 2
 
-    buffers = gl.allocate_shared_memory(keys_desc.dtype, [STAGES, 128, 128], keys_desc.layout)
+    buffers = gl.allocate_shared_memory(keys_desc.dtype, [STAGES, 256, 128], keys_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
@@ -215,9 +226,9 @@ def score_kernel(
     forced = (init_blocks, local_blocks)
     gl.warp_specialize(
         [
-            (_consume, (0, q_ptr, buffers, full, empty, tiles, out_pointers, strides, forced, begin, blocks, H, GROUPED, EXACT, STAGES)),
-            (_consume, (1, q_ptr, buffers, full, empty, tiles, out_pointers, strides, forced, begin, blocks, H, GROUPED, EXACT, STAGES)),
-            (_produce, (keys_desc, buffers, full, empty, first_block + begin, blocks, STAGES)),
+            (_consume, (0, q_ptr, buffers, full, empty, tiles, out_pointers, strides, forced, begin, pairs, H, GROUPED, EXACT, STAGES)),
+            (_consume, (1, q_ptr, buffers, full, empty, tiles, out_pointers, strides, forced, begin, pairs, H, GROUPED, EXACT, STAGES)),
+            (_produce, (keys_desc, buffers, full, empty, first_block + begin, pairs, STAGES)),
         ],
         [4, 1],
         [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
@@ -237,9 +248,9 @@ def score_kernel(
 
 
 def key_descriptor(keys: torch.Tensor) -> TensorDescriptor:
-    """How the copy engine reads blocks of a workspace ``[blocks * 128, 128]``, float16 or uint8 (E4M3)."""
+    """How the copy engine reads pairs of blocks of a workspace ``[blocks * 128, 128]``, float16 or uint8 (E4M3)."""
     if keys.dtype == torch.uint8:
         keys = keys.view(torch.float8_e4m3fn)
-    block = [BLOCK_TOKENS, HEAD_DIM]
+    block = [2 * BLOCK_TOKENS, HEAD_DIM]
     dtype = gl.float16 if keys.dtype == torch.float16 else gl.float8e4nv
     return TensorDescriptor.from_tensor(keys, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
