@@ -23,14 +23,17 @@ SHOWN_ROWS = 4
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def print_report(console: Console, shown: Demonstration, path: str, picture: Path | None) -> None:
+def print_report(
+    console: Console, shown: Demonstration, path: str, picture: Path, no_picture: str | None
+) -> None:
     """Explain a demonstration to a person.
 
     Args:
         console: where to.
         shown: what was measured.
         path: the case's file.
-        picture: the score map's file, None if it was not drawn.
+        picture: the score map's file.
+        no_picture: why it was not drawn, None if it was.
     """
 
     def section(title: str, *parts: RenderableType) -> None:
@@ -43,12 +46,9 @@ def print_report(console: Console, shown: Demonstration, path: str, picture: Pat
     section("What was picked", Text(_legend(shown.case)), _picks(shown))
     section("How well NVFP4 keys choose", Text(_fidelity(shown)))
     section("How long it took", _times(shown))
-    if shown.case.rows == 0:
-        where = "No picture: the case has no rows."
-    elif picture is None:
-        where = "No picture: matplotlib is missing; pip install 'nvfp4-indexer[plot]'."
-    else:
-        where = f"{printable(str(picture))}: score map of head 0, the selection drawn in."
+    where = f"{printable(str(picture))}: score map of head 0, the selection drawn in."
+    if no_picture is not None:
+        where = f"No picture: {printable(no_picture)}."
     section("Picture", Text(where, overflow="fold"))
     console.print(_verdict(shown))
 
@@ -184,8 +184,8 @@ def _verdict(shown: Demonstration) -> Text:
     return Text(f"RIGHT: {rows:,} of {rows:,} rows selected right ({agreed}).", "bold green")
 
 
-def report_fields(shown: Demonstration, path: str, picture: Path | None) -> dict[str, Any]:
-    """The same as one JSON object."""
+def report_fields(shown: Demonstration, path: str, picture: Path, no_picture: str | None) -> dict[str, Any]:
+    """The same as one JSON object, for the arguments of :func:`print_report`."""
     recall = shown.recall
     return {
         "case": path,
@@ -219,5 +219,6 @@ def report_fields(shown: Demonstration, path: str, picture: Path | None) -> dict
             }
             for head, token in _shown_rows(shown.case)
         ],
-        "picture": None if picture is None else str(picture),
+        "picture": None if no_picture is not None else str(picture),
+        "no_picture": no_picture,
     }

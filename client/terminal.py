@@ -19,9 +19,14 @@ PIPE_WIDTH = 110
 """Columns of text that does not go to a terminal."""
 
 
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # of the handler it is called in: rich itself would exit with 1, which says a wrong result
+
+
 def output(pipe_width: int = PIPE_WIDTH) -> Console:
     """The console of results."""
-    console = Console(highlight=False)
+    console = _Results(highlight=False)
     if not console.is_terminal:
         console.width = pipe_width
     return console

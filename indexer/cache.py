@@ -15,9 +15,11 @@ import torch
 from indexer.allocator import PageAllocator, Savepoint
 from indexer.device_memory import memory_bytes
 from kernel.backends.base import Backend
-from kernel.checks import MAX_SEQ_LEN
+from kernel.checks import check_finite
+from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN, PAGE_BYTES
 from kernel.errors import InvalidArgumentError, UnknownSequenceError
-from kernel.page import BLOCK_TOKENS, PAGE_BYTES, blocks_of, codes_of, scales_of
+from kernel.page import blocks_of, codes_of, scales_of
+from kernel.scalars import as_int
 
 
 @dataclass
@@ -64,7 +66,8 @@ class PagedKeyCache:
         """The block tables of some sequences, ``[len(seqs), most blocks]`` int32 on the device; -1 past a
         sequence's blocks."""
         tables = [self._get(seq).pages for seq in seqs]
-        table = torch.full((len(seqs), max(map(len, tables), default=0)), -1, dtype=torch.int32)
+        shape = (len(seqs), max(map(len, tables), default=0))
+        table = torch.full(shape, -1, dtype=torch.int32, device="cpu")
         for row, pages in zip(table, tables):
             if pages:
                 row[: len(pages)] = torch.frombuffer(pages, dtype=torch.int32)
@@ -75,11 +78,15 @@ class PagedKeyCache:
         return self._adopt(_Sequence(), self.allocator.savepoint())
 
     def append(self, seq: int, keys: torch.Tensor) -> None:
-        """Append keys ``[n, 128]`` (checked by the caller) to a sequence. An exception leaves all as it was.
+        """Append keys ``[n, 128]`` to a sequence. An exception leaves all as it was.
+
+        Args:
+            seq: a live sequence.
+            keys: of a dtype, a shape and a device that the caller checked.
 
         Raises:
             UnknownSequenceError: not a live sequence.
-            InvalidArgumentError: the sequence would exceed the longest context.
+            InvalidArgumentError: the sequence would exceed the longest context, or a key is not finite.
             OutOfPagesError: too few free pages.
         """
         sequence = self._get(seq)
@@ -91,6 +98,8 @@ class PagedKeyCache:
                 f"the sequence holds {start} tokens and may hold {MAX_SEQ_LEN}",
                 "start another sequence",
             )
+        check_finite("k", keys)  # not before: only now is their number known to be one that can be read
+        keys = keys.detach().contiguous()
         if end == start:
             return
         num_blocks = len(sequence.pages)
@@ -129,6 +138,9 @@ class PagedKeyCache:
     def free(self, seq: int) -> None:
         """Drop a sequence; pages that no other one holds are zeroed and become free.
 
+        It is dropped too when that raises. Pages that could not be zeroed, by a device that fails for good,
+        are never given out again.
+
         Raises:
             UnknownSequenceError: not a live sequence.
         """
@@ -137,16 +149,18 @@ class PagedKeyCache:
         try:
             self._drop(seq, sequence)
         except BaseException:
-            # Its keys may be gone, so a free that has begun is completed, not undone.
+            # Its keys may be gone, so a free that has begun is completed, not undone: first its id goes.
+            self._sequences.pop(seq, None)
             self.allocator.rollback(savepoint)
             self._drop(seq, sequence)
             raise
 
     def _get(self, seq: int) -> _Sequence:
         # A bool or a float would find the integer it equals.
-        if not isinstance(seq, int) or isinstance(seq, bool) or seq not in self._sequences:
+        number = as_int(seq)
+        if number is None or number not in self._sequences:
             raise UnknownSequenceError(seq)
-        return self._sequences[seq]
+        return self._sequences[number]
 
     def _adopt(self, sequence: _Sequence, savepoint: Savepoint) -> int:
         seq = self._next_id
@@ -162,14 +176,17 @@ class PagedKeyCache:
             raise
 
     def _drop(self, seq: int, sequence: _Sequence) -> None:
-        self._zero([page for page in sequence.pages if self.allocator.ref_count(page) == 1])
-        self.allocator.release(sequence.pages)
+        own = [page for page in sequence.pages if self.allocator.ref_count(page) == 1]
+        self.allocator.release([page for page in sequence.pages if self.allocator.ref_count(page) > 1])
+        self._zero(own)
+        self.allocator.release(own)
         self._sequences.pop(seq, None)
 
     def _slots(self, sequence: _Sequence, start: int, end: int) -> torch.Tensor:
         first_block = start // BLOCK_TOKENS
-        pages = torch.tensor(sequence.pages[first_block : blocks_of(end)], dtype=torch.int64)
-        slots = (pages[:, None] * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS)).flatten()
+        pages = torch.tensor(sequence.pages[first_block : blocks_of(end)], dtype=torch.int64, device="cpu")
+        tokens = torch.arange(BLOCK_TOKENS, dtype=torch.int64, device="cpu")
+        slots = (pages[:, None] * BLOCK_TOKENS + tokens).flatten()
         offset = first_block * BLOCK_TOKENS
         return slots[start - offset : end - offset].to(self.pages.device)
 
@@ -190,6 +207,8 @@ def _zero_pages(num_pages: int, device: torch.device) -> torch.Tensor:
     if size > memory_bytes(device):
         raise too_many
     try:
-        return torch.zeros(num_pages, PAGE_BYTES, dtype=torch.uint8, device=device)
+        # An inference tensor could not be written to outside inference mode; another can be in both.
+        with torch.inference_mode(False):
+            return torch.zeros(num_pages, PAGE_BYTES, dtype=torch.uint8, device=device)
     except RuntimeError as error:
         raise too_many from error

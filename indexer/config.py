@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+import torch
+
 from kernel.backends.base import Order, Precision
-from kernel.backends.registry import BACKEND_NAMES
+from kernel.backends.registry import BACKEND_NAMES, device_name
 from kernel.checks import check_forced_blocks, check_heads, check_order, check_topk
 from kernel.errors import InvalidArgumentError
+from kernel.scalars import as_int
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class IndexerConfig:
         local_blocks: blocks forced at a row's end, 0 or more.
         order: order of a row's block ids: ``score`` (descending) or ``block`` (ascending).
         backend: a backend's name, or ``auto`` for the best that runs here.
-        device: torch device of the cache and of every tensor given; the backend's default when None.
+        device: torch device, or its name, of the cache and of every tensor given; the backend's default when
+            None. Kept as a name.
         precision: ``exact`` or ``fast``, see :data:`kernel.backends.base.Precision`.
 
     Raises:
@@ -38,29 +42,34 @@ class IndexerConfig:
     local_blocks: int = 1
     order: Order = "score"
     backend: str = "auto"
-    device: str | None = None
+    device: str | torch.device | None = None
     precision: Precision = "exact"
 
     def __post_init__(self) -> None:
-        check_heads(self.num_index_heads)
-        if not isinstance(self.num_pages, int) or isinstance(self.num_pages, bool) or self.num_pages < 0:
+        num_pages = as_int(self.num_pages)
+        if num_pages is None or num_pages < 0:
             raise InvalidArgumentError(
                 "num_pages", repr(self.num_pages), "must be an int, 0 or more", "one page holds 128 tokens"
             )
-        check_topk("topk_blocks", self.topk_blocks)
-        check_forced_blocks("init_blocks", self.init_blocks)
-        check_forced_blocks("local_blocks", self.local_blocks)
+        self._keep(
+            num_index_heads=check_heads(self.num_index_heads),
+            num_pages=num_pages,
+            topk_blocks=check_topk("topk_blocks", self.topk_blocks),
+            init_blocks=check_forced_blocks("init_blocks", self.init_blocks),
+            local_blocks=check_forced_blocks("local_blocks", self.local_blocks),
+            device=device_name(self.device),
+        )
         check_order(self.order)
         names = ("auto", *BACKEND_NAMES)
         if self.backend not in names:
             raise InvalidArgumentError(
                 "backend", repr(self.backend), "no such backend", f"use one of {', '.join(names)}"
             )
-        if self.device is not None and not isinstance(self.device, str):
-            raise InvalidArgumentError(
-                "device", repr(self.device), "must be a string or None", "write it as 'cpu' or 'cuda:0'"
-            )
         if self.precision not in get_args(Precision):
             raise InvalidArgumentError(
                 "precision", repr(self.precision), "must be 'exact' or 'fast'", "use one of them"
             )
+
+    def _keep(self, **fields: int | str | None) -> None:
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)

@@ -9,8 +9,9 @@ import torch
 from indexer.case import Case
 from indexer.replay import as_tensor
 from kernel.batch import Request
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.errors import InvalidArgumentError
-from kernel.page import BLOCK_TOKENS, HEAD_DIM, blocks_of
+from kernel.page import blocks_of
 
 _CHUNK_ROWS = 1024
 _CHUNK_BLOCKS = 64  # with the rows, 32 MiB of fp32 products at a time
@@ -57,7 +58,8 @@ def unquantised_scores(case: Case) -> torch.Tensor:
             "index_k", "missing", "fidelity needs the keys before quantisation", "record a case with index_k"
         )
     query = as_tensor(case.index_q).float().transpose(0, 1)
-    scores = torch.full((case.num_heads, case.total_q, case.num_score_blocks), -torch.inf)
+    shape = (case.num_heads, case.total_q, case.num_score_blocks)
+    scores = torch.full(shape, -torch.inf, dtype=torch.float32, device="cpu")
     starts = case.cu_seqlens_q.tolist()
     for row, keys in enumerate(torch.split(as_tensor(case.index_k), case.seq_lens.tolist())):
         request = Request(row, starts[row], starts[row + 1] - starts[row], keys.shape[0])
@@ -77,17 +79,18 @@ def selection_recall(case: Case, scores: torch.Tensor, block_ids: torch.Tensor) 
         block_ids: ``[H, total_q, topk]`` int32, the selection to judge; -1 is no block.
     """
     num_blocks = torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
-    blocks = torch.arange(scores.shape[2])
+    blocks = torch.arange(scores.shape[2], dtype=torch.int64, device="cpu")
     first_free = min(case.init_blocks, blocks.numel())
     free = (blocks >= first_free) & (blocks < num_blocks - case.local_blocks)
     free_blocks = free.sum(dim=1)
     slots = case.topk - (num_blocks[:, 0] - free_blocks)
     counted = (slots > 0) & (free_blocks > slots)
-    order = torch.where(free, scores, -torch.inf).argsort(dim=2, descending=True, stable=True)
+    order = scores.masked_fill(~free, -torch.inf).argsort(dim=2, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(2, order, blocks.expand_as(order))
     best = (rank < slots[:, None]) & free
-    selected = torch.zeros(*scores.shape[:2], blocks.numel() + 1, dtype=torch.bool)
-    selected.scatter_(2, torch.where(block_ids < 0, blocks.numel(), block_ids).long(), True)
+    shape = (*scores.shape[:2], blocks.numel() + 1)
+    selected = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    selected.scatter_(2, block_ids.masked_fill(block_ids < 0, blocks.numel()).long(), True)
     common = (selected[:, :, :-1] & best).sum(dim=2)
     recall = common.double() / slots.clamp(min=1)
     return Recall(recall[:, counted].flatten(), scores.shape[0] * scores.shape[1])
@@ -99,12 +102,16 @@ def _score_request(query: torch.Tensor, keys: torch.Tensor, request: Request, sc
     for first in range(0, request.query_len, chunk_queries):
         count = min(chunk_queries, request.query_len - first)
         rows = slice(request.query_start + first, request.query_start + first + count)
-        positions = request.prefix_len + torch.arange(first, first + count)
+        positions = request.prefix_len + torch.arange(first, first + count, dtype=torch.int64, device="cpu")
         for first_block in range(0, blocks_of(int(positions[-1]) + 1), _CHUNK_BLOCKS):
             first_token = first_block * BLOCK_TOKENS
             chunk = keys[first_token : first_token + _CHUNK_BLOCKS * BLOCK_TOKENS].float()
-            products = (query[:, rows].reshape(-1, HEAD_DIM) @ chunk.T).view(heads, count, -1)
-            later = first_token + torch.arange(chunk.shape[0]) > positions[:, None]
+            # Into a given tensor: autocast would round the product to its own dtype.
+            product = torch.empty((heads * count, chunk.shape[0]), dtype=torch.float32, device="cpu")
+            torch.mm(query[:, rows].reshape(-1, HEAD_DIM), chunk.T, out=product)
+            products = product.view(heads, count, -1)
+            tokens = torch.arange(chunk.shape[0], dtype=torch.int64, device="cpu")
+            later = first_token + tokens > positions[:, None]
             products.masked_fill_(later, -torch.inf)
             missing = -chunk.shape[0] % BLOCK_TOKENS
             padded = torch.nn.functional.pad(products, (0, missing), value=-torch.inf)

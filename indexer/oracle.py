@@ -21,7 +21,8 @@ from kernel.backends.reference.scorer import score_bounds
 from kernel.backends.reference.selection import best_blocks
 from kernel.batch import ScoreBatch
 from kernel.checks import checked_batch
-from kernel.page import BLOCK_TOKENS, PAGE_BYTES, PAGE_STRIDE_ALIGNMENT, blocks_of
+from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
+from kernel.page import PAGE_STRIDE_ALIGNMENT, blocks_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class OracleResult:
 def run_oracle(case: Case) -> OracleResult:
     """Score and select a case whose queries and keys are finite."""
     batch = _batch(case)
-    scores = torch.empty(batch.num_heads, batch.total_q, batch.num_score_blocks)
+    shape = (batch.num_heads, batch.total_q, batch.num_score_blocks)
+    scores = torch.empty(shape, dtype=torch.float32, device="cpu")
     ReferenceBackend().score_prefill(batch, scores)
     return OracleResult(scores.numpy(), score_bounds(batch), select(scores.numpy(), case))
 
@@ -77,12 +79,15 @@ def _pages(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         pages = as_tensor(case.pages.reshape(-1, PAGE_BYTES), alignment=PAGE_STRIDE_ALIGNMENT)
         return pages, as_tensor(case.block_table)
     blocks = [blocks_of(tokens) for tokens in case.seq_lens.tolist()]
-    pages = torch.zeros(sum(blocks), PAGE_BYTES, dtype=torch.uint8)
-    block_table = torch.full((case.batch, max(blocks, default=0)), -1, dtype=torch.int32)
+    pages = torch.zeros(sum(blocks), PAGE_BYTES, dtype=torch.uint8, device="cpu")
+    shape = (case.batch, max(blocks, default=0))
+    block_table = torch.full(shape, -1, dtype=torch.int32, device="cpu")
     slots, first_page = [], 0
     for row, (tokens, num_blocks) in enumerate(zip(case.seq_lens.tolist(), blocks)):
-        block_table[row, :num_blocks] = torch.arange(first_page, first_page + num_blocks)
-        slots.append(torch.arange(tokens) + first_page * BLOCK_TOKENS)
+        page_ids = torch.arange(first_page, first_page + num_blocks, dtype=torch.int32, device="cpu")
+        block_table[row, :num_blocks] = page_ids
+        positions = torch.arange(tokens, dtype=torch.int64, device="cpu")
+        slots.append(positions + first_page * BLOCK_TOKENS)
         first_page += num_blocks
     if case.index_k is not None and slots:
         ReferenceBackend().insert(as_tensor(case.index_k), pages, torch.cat(slots))

@@ -9,6 +9,7 @@ from indexer.score_buffer import allocate_scores
 from indexer.stages import StageTimes
 from kernel.backends.base import Backend, Order
 from kernel.batch import ScoreBatch
+from kernel.errors import InvalidArgumentError
 
 MAX_DECODE_QUERIES = 16
 """Queries of a request up to which reading its pages costs more than scoring them."""
@@ -36,7 +37,7 @@ def score_and_select(
         scores: ``[H, total_q, S]`` float32 to write them to, checked; one is made when None.
 
     Raises:
-        InvalidArgumentError: the scores do not fit in memory.
+        InvalidArgumentError: the scores, or what the backend needs beside them, do not fit in memory.
     """
     device = batch.pages.device
     if return_scores and scores is None:
@@ -44,14 +45,22 @@ def score_and_select(
     num_blocks = batch.num_blocks_per_query().to(device)
     shape = (batch.num_heads, batch.total_q, topk)
     block_ids = torch.full(shape, -1, dtype=torch.int32, device=device)
-    if scores is None:
-        with times.stage("select"):
-            backend.select(batch, block_ids, order)
-    else:
-        with times.stage("score"):
-            _score(backend, batch, scores)
-        with times.stage("topk"):
-            backend.topk(scores, num_blocks, block_ids, order)
+    try:
+        if scores is None:
+            with times.stage("select"):
+                backend.select(batch, block_ids, order)
+        else:
+            with times.stage("score"):
+                _score(backend, batch, scores)
+            with times.stage("topk"):
+                backend.topk(scores, num_blocks, block_ids, order)
+    except MemoryError as error:
+        raise InvalidArgumentError(
+            "q.shape[0]",
+            batch.total_q,
+            f"backend {backend.name} needs more memory for them than there is",
+            "score fewer queries at a time",
+        ) from error
     return ScoreResult(
         block_ids=block_ids,
         scores=scores,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kernel.batch import Request
 from kernel.errors import InvalidArgumentError
+from kernel.scalars import as_int
 
 
 def ragged_requests(
-    total_q: int, seq_lens: Sequence[int], query_lens: Sequence[int] | None
+    total_q: int, seq_lens: Sequence[int], query_lens: Sequence[int] | NDArray[np.integer[Any]] | None
 ) -> tuple[Request, ...]:
     """Lay the rows of ``q`` out over the sequences of a call: each sequence's rows are its last positions.
 
@@ -23,12 +28,12 @@ def ragged_requests(
         InvalidArgumentError: the lengths do not fit each other.
     """
     if query_lens is None:
-        query_lens = _implied_lens(total_q, len(seq_lens))
+        lens = _implied_lens(total_q, len(seq_lens))
     else:
-        _check_lens(query_lens, total_q, len(seq_lens))
+        lens = _checked_lens(query_lens, total_q, len(seq_lens))
     requests = []
     start = 0
-    for row, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens)):
+    for row, (query_len, seq_len) in enumerate(zip(lens, seq_lens)):
         if query_len > seq_len:
             raise InvalidArgumentError(
                 f"query_lens[{row}]",
@@ -54,24 +59,32 @@ def _implied_lens(total_q: int, num_sequences: int) -> list[int]:
     )
 
 
-def _check_lens(query_lens: Sequence[int], total_q: int, num_sequences: int) -> None:
-    if not isinstance(query_lens, (list, tuple)):
+def _checked_lens(
+    query_lens: Sequence[int] | NDArray[np.integer[Any]], total_q: int, num_sequences: int
+) -> list[int]:
+    if not isinstance(query_lens, (list, tuple)) and not (
+        isinstance(query_lens, np.ndarray) and query_lens.ndim == 1
+    ):
         raise InvalidArgumentError(
-            "query_lens", type(query_lens).__name__, "must be a list or a tuple of ints", "convert it"
+            "query_lens",
+            type(query_lens).__name__,
+            "must be a list, a tuple or a flat array of ints",
+            "call .tolist()",
         )
+    lens: list[int] = []
     for row, query_len in enumerate(query_lens):
-        if not isinstance(query_len, int) or isinstance(query_len, bool) or query_len < 0:
+        number = as_int(query_len)
+        if number is None or number < 0:
             raise InvalidArgumentError(
                 f"query_lens[{row}]", repr(query_len), "must be an int, 0 or more", "pass whole numbers"
             )
-    if len(query_lens) != num_sequences:
+        lens.append(number)
+    if len(lens) != num_sequences:
         raise InvalidArgumentError(
-            "query_lens", list(query_lens), f"must hold {num_sequences} lengths", "pass one for each sequence"
+            "query_lens", lens, f"must hold {num_sequences} lengths", "pass one for each sequence"
         )
-    if sum(query_lens) != total_q:
+    if sum(lens) != total_q:
         raise InvalidArgumentError(
-            "query_lens",
-            list(query_lens),
-            f"must add up to q.shape[0] = {total_q}",
-            "lay q out in their order",
+            "query_lens", lens, f"must add up to q.shape[0] = {total_q}", "lay q out in their order"
         )
+    return lens

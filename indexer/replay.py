@@ -17,7 +17,8 @@ from indexer.scorer import IndexScorer
 from indexer.stages import StageTimes
 from kernel.backends.base import Order, Precision
 from kernel.checks import check_finite
-from kernel.page import BLOCK_TOKENS, PAGE_BYTES, PAGE_STRIDE_ALIGNMENT, blocks_of
+from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
+from kernel.page import PAGE_STRIDE_ALIGNMENT, blocks_of
 
 # numpy knows these types only through ml_dtypes, torch knows nothing of that: they cross as integers.
 _CROSSING: dict[np.dtype[Any], tuple[str, torch.dtype]] = {

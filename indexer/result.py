@@ -10,7 +10,7 @@ import torch
 from kernel.backends.base import Precision
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreResult:
     """Selected blocks of every row, on the scorer's device.
 

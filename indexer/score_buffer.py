@@ -22,7 +22,7 @@ def allocate_scores(batch: ScoreBatch) -> torch.Tensor:
         raise _too_large(shape, size, device)
     try:
         return torch.empty(shape, dtype=torch.float32, device=device)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         raise _too_large(shape, size, device) from error
 
 

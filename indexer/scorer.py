@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from indexer.cache import PagedKeyCache
 from indexer.config import IndexerConfig
@@ -17,18 +20,20 @@ from kernel.backends import registry
 from kernel.backends.base import Order
 from kernel.batch import ScoreBatch
 from kernel.checks import (
+    check_apart,
     check_finite,
     check_forced_blocks,
     check_order,
     check_scores_buffer,
     check_tensor,
     check_topk,
-    checked_batch,
+    checked_requests,
 )
-from kernel.contract import MAX_SEQ_LEN
+from kernel.contract import HEAD_DIM, MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.page import HEAD_DIM, blocks_of
+from kernel.page import as_pages, blocks_of
+from kernel.scalars import check_bool
 
 _KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _QUERY_DTYPES = (*_KEY_DTYPES, torch.float8_e4m3fn)
@@ -51,7 +56,10 @@ class IndexScorer:
     def __init__(self, config: IndexerConfig) -> None:
         if not isinstance(config, IndexerConfig):
             raise InvalidArgumentError(
-                "config", type(config).__name__, "must be an IndexerConfig", "build one"
+                "config",
+                type(config).__name__,
+                "must be an IndexerConfig",
+                "pass IndexerConfig(num_index_heads=..., num_pages=...)",
             )
         self.config = config
         self._backend = registry.create(config.backend, config.device, config.precision)
@@ -98,7 +106,7 @@ class IndexScorer:
         Raises:
             UnknownSequenceError: not a live sequence.
         """
-        return torch.tensor(self._cache.block_table(seq), dtype=torch.int32)
+        return torch.tensor(self._cache.block_table(seq), dtype=torch.int32, device="cpu")
 
     def add_sequence(self) -> int:
         """Make an empty sequence and return its id. Ids are never used twice."""
@@ -119,8 +127,7 @@ class IndexScorer:
         """
         with self._lock:
             check_tensor("k", k, dtypes=_KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
-            check_finite("k", k)
-            self._cache.append(seq, k.detach().contiguous())
+            self._cache.append(seq, k)
 
     def fork_sequence(self, seq: int) -> int:
         """Make a sequence with the same keys and return its id. It shares every page; the partial last one is
@@ -135,6 +142,8 @@ class IndexScorer:
     def free_sequence(self, seq: int) -> None:
         """Drop a sequence. Pages that no other sequence holds are zeroed and can be allocated again.
 
+        It is dropped too when that raises.
+
         Raises:
             UnknownSequenceError: not a live sequence.
         """
@@ -145,7 +154,7 @@ class IndexScorer:
         self,
         q: torch.Tensor,
         sequences: Sequence[int],
-        query_lens: Sequence[int] | None = None,
+        query_lens: Sequence[int] | NDArray[np.integer[Any]] | None = None,
         *,
         return_scores: bool = True,
         topk: int | None = None,
@@ -161,7 +170,8 @@ class IndexScorer:
             sequences: live sequences; one may be named several times.
             query_lens: queries of each sequence: they stand at its last positions. None: every row belongs to
                 the only sequence, or each of several sequences has one.
-            return_scores: whether to keep the scores; without them memory does not grow with the context.
+            return_scores: whether to keep the scores; without them the memory of every backend but
+                ``reference`` does not grow with the context.
             topk: blocks to select, 1 to 64; as configured when None. Likewise the next three.
             init_blocks: blocks forced at a row's start.
             local_blocks: blocks forced at a row's end.
@@ -179,14 +189,17 @@ class IndexScorer:
                         "sequences",
                         type(sequences).__name__,
                         "must be a list or a tuple of ids",
-                        "wrap it in []",
+                        "pass [sequence], or call .tolist()",
                     )
+                check_bool("return_scores", return_scores)
                 seq_lens = [self._cache.length(seq) for seq in sequences]
                 init, local = self._forced_blocks(init_blocks, local_blocks)
                 k, ids_order = self._selection(topk, order)
                 self._check_query(q)
                 requests = ragged_requests(q.shape[0], seq_lens, query_lens)
                 block_table = self._cache.block_tables(sequences)
+                # Only now is their number known to be one whose memory may be read.
+                check_finite("q", q)
             q = self._quantized(q, times)
             batch = ScoreBatch(
                 q=q,
@@ -238,24 +251,27 @@ class IndexScorer:
         with self._lock:
             times = StageTimes(self.device)
             with times.stage("check"):
+                check_bool("return_scores", return_scores)
                 init, local = self._forced_blocks(init_blocks, local_blocks)
                 k, ids_order = self._selection(topk, order)
                 self._check_query(q)
                 check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=self.device)
+                pages = as_pages(pages)
+                requests = checked_requests(q.shape[0], pages, block_table, cu_seqlens_q, seq_lens)
+                check_finite("q", q)
+                given_q = q
             q = self._quantized(q, times)
-            with times.stage("check"):
-                batch = checked_batch(
-                    q,
-                    pages,
-                    block_table,
-                    cu_seqlens_q,
-                    seq_lens,
-                    lut=self._lut,
-                    num_heads=self.config.num_index_heads,
-                    init_blocks=init,
-                    local_blocks=local,
-                )
-                if scores is not None:
+            batch = ScoreBatch(
+                q=q,
+                pages=pages,
+                block_table=block_table.contiguous(),
+                lut=self._lut,
+                requests=requests,
+                init_blocks=init,
+                local_blocks=local,
+            )
+            if scores is not None:
+                with times.stage("check"):
                     if not return_scores:
                         raise InvalidArgumentError(
                             "return_scores",
@@ -264,6 +280,7 @@ class IndexScorer:
                             "leave one of the two out",
                         )
                     check_scores_buffer(scores, batch)
+                    check_apart("scores", scores, {"q": given_q})
                     scores = scores.detach()
             return score_and_select(
                 self._backend,
@@ -278,23 +295,22 @@ class IndexScorer:
     def _forced_blocks(self, init_blocks: int | None, local_blocks: int | None) -> tuple[int, int]:
         init = self.config.init_blocks if init_blocks is None else init_blocks
         local = self.config.local_blocks if local_blocks is None else local_blocks
-        check_forced_blocks("init_blocks", init)
-        check_forced_blocks("local_blocks", local)
         # More than a context holds is all of it; a kernel's integers end sooner than Python's.
         most = blocks_of(MAX_SEQ_LEN)
-        return min(init, most), min(local, most)
+        return (
+            min(check_forced_blocks("init_blocks", init), most),
+            min(check_forced_blocks("local_blocks", local), most),
+        )
 
     def _selection(self, topk: int | None, order: Order | None) -> tuple[int, Order]:
         k = self.config.topk_blocks if topk is None else topk
         ids_order = self.config.order if order is None else order
-        check_topk("topk", k)
         check_order(ids_order)
-        return k, ids_order
+        return check_topk("topk", k), ids_order
 
     def _check_query(self, q: torch.Tensor) -> None:
         shape = (None, self.config.num_index_heads, HEAD_DIM)
         check_tensor("q", q, dtypes=_QUERY_DTYPES, shape=shape, device=self.device)
-        check_finite("q", q)
 
     def _quantized(self, q: torch.Tensor, times: StageTimes) -> torch.Tensor:
         if q.dtype == torch.float8_e4m3fn:

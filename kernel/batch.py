@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernel.contract import MAX_TOPK as MAX_TOPK
-from kernel.contract import SUPPORTED_HEADS as SUPPORTED_HEADS
-from kernel.page import BLOCK_TOKENS, blocks_of
+from kernel.contract import BLOCK_TOKENS
+from kernel.page import blocks_of
 
 LOCAL_SCORE = 1e29
 """Score of the last ``local_blocks`` causal blocks of a row. A block that is also an init block gets this."""
@@ -37,7 +36,7 @@ class Request:
         return blocks_of(self.seq_len) if self.query_len else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScoreBatch:
     """A ragged batch whose every field was checked by :func:`kernel.checks.checked_batch`.
 
@@ -79,9 +78,9 @@ class ScoreBatch:
 
     def num_blocks_per_query(self) -> torch.Tensor:
         """``nb`` of every query token: ``[total_q]`` int32 on the host, ``pos // 128 + 1``."""
-        num_blocks = torch.zeros(self.total_q, dtype=torch.int32)
+        num_blocks = torch.zeros(self.total_q, dtype=torch.int32, device="cpu")
         for request in self.requests:
-            positions = torch.arange(request.prefix_len, request.seq_len, dtype=torch.int32)
+            positions = torch.arange(request.prefix_len, request.seq_len, dtype=torch.int32, device="cpu")
             rows = slice(request.query_start, request.query_start + request.query_len)
             num_blocks[rows] = positions // BLOCK_TOKENS + 1
         return num_blocks

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
 
-from kernel.batch import MAX_TOPK, SUPPORTED_HEADS, Request, ScoreBatch
-from kernel.contract import MAX_SEQ_LEN as MAX_SEQ_LEN
+from kernel.batch import Request, ScoreBatch
+from kernel.contract import HEAD_DIM, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
-from kernel.page import HEAD_DIM, as_pages
+from kernel.page import as_pages
+from kernel.scalars import check_int
 
 
-def check_heads(num_heads: int) -> None:
+def check_heads(num_heads: int) -> int:
     """Refuse a number of index heads that is not supported."""
-    _check_int("num_index_heads", num_heads)
+    num_heads = check_int("num_index_heads", num_heads)
     if num_heads not in SUPPORTED_HEADS:
         raise InvalidArgumentError(
             "num_index_heads",
@@ -22,20 +24,23 @@ def check_heads(num_heads: int) -> None:
             f"must be one of {SUPPORTED_HEADS}",
             "score the heads in such groups",
         )
+    return num_heads
 
 
-def check_topk(argument: str, topk: int) -> None:
+def check_topk(argument: str, topk: int) -> int:
     """Refuse a number of selected blocks outside 1..64."""
-    _check_int(argument, topk)
+    topk = check_int(argument, topk)
     if not 1 <= topk <= MAX_TOPK:
         raise InvalidArgumentError(argument, topk, f"must be 1 to {MAX_TOPK}", "ask for fewer or more blocks")
+    return topk
 
 
-def check_forced_blocks(argument: str, blocks: int) -> None:
+def check_forced_blocks(argument: str, blocks: int) -> int:
     """Refuse a negative number of init or local blocks."""
-    _check_int(argument, blocks)
+    blocks = check_int(argument, blocks)
     if blocks < 0:
         raise InvalidArgumentError(argument, blocks, "must be 0 or more", "use 0 to force none")
+    return blocks
 
 
 def check_order(order: str) -> None:
@@ -68,22 +73,31 @@ def check_tensor(
 ) -> None:
     """Refuse a wrong type, layout, dtype, shape (None: any size, or any shape) or device."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(argument, type(tensor).__name__, "must be a torch.Tensor", "convert it")
+        raise InvalidArgumentError(
+            argument, type(tensor).__name__, "must be a torch.Tensor", "call torch.as_tensor() on it"
+        )
     if tensor.layout != torch.strided:
-        raise InvalidArgumentError(f"{argument}.layout", tensor.layout, "must be torch.strided", "convert it")
+        raise InvalidArgumentError(
+            f"{argument}.layout", tensor.layout, "must be torch.strided", "call .to_dense()"
+        )
     if tensor.dtype not in dtypes:
         raise InvalidArgumentError(
-            f"{argument}.dtype", tensor.dtype, f"must be one of {', '.join(map(str, dtypes))}", "convert it"
+            f"{argument}.dtype",
+            tensor.dtype,
+            f"must be one of {', '.join(map(str, dtypes))}",
+            f"call .to({dtypes[0]})",
         )
     if shape is not None and (
         tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape))
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InvalidArgumentError(
-            f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "reshape it"
+            f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "call .reshape() or slice it"
         )
     if tensor.device != device:
-        raise InvalidArgumentError(f"{argument}.device", tensor.device, f"must be {device}", "move it there")
+        raise InvalidArgumentError(
+            f"{argument}.device", tensor.device, f"must be {device}", f"call .to('{device}')"
+        )
 
 
 def checked_batch(
@@ -114,17 +128,12 @@ def checked_batch(
     Raises:
         InvalidArgumentError: naming the argument, its value, the limit and the remedy.
     """
-    check_forced_blocks("init_blocks", init_blocks)
-    check_forced_blocks("local_blocks", local_blocks)
+    init_blocks = check_forced_blocks("init_blocks", init_blocks)
+    local_blocks = check_forced_blocks("local_blocks", local_blocks)
     pages = as_pages(pages)
-    device = pages.device
-    check_tensor("q", q, dtypes=(torch.float8_e4m3fn,), shape=(None, num_heads, HEAD_DIM), device=device)
-    check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(None, None), device=device)
-    batch = block_table.shape[0]
-    check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
-    check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
-    requests = _requests(cu_seqlens_q.tolist(), seq_lens.tolist(), total_q=q.shape[0])
-    _check_block_table(block_table, requests, num_pages=pages.shape[0])
+    shape = (None, num_heads, HEAD_DIM)
+    check_tensor("q", q, dtypes=(torch.float8_e4m3fn,), shape=shape, device=pages.device)
+    requests = checked_requests(q.shape[0], pages, block_table, cu_seqlens_q, seq_lens)
     return ScoreBatch(
         q=q.contiguous(),
         pages=pages,
@@ -136,8 +145,38 @@ def checked_batch(
     )
 
 
+def checked_requests(
+    total_q: int,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> tuple[Request, ...]:
+    """Check the lengths and the block table of a paged call; see :func:`checked_batch`.
+
+    Args:
+        total_q: rows of ``q``.
+        pages: ``[num_pages, 9216]`` uint8, checked.
+        block_table: ``[batch, max_blocks]`` int32.
+        cu_seqlens_q: ``[batch + 1]`` int32.
+        seq_lens: ``[batch]`` int32.
+
+    Raises:
+        InvalidArgumentError: naming the argument, its value, the limit and the remedy.
+    """
+    device = pages.device
+    check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(None, None), device=device)
+    batch = block_table.shape[0]
+    check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
+    check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
+    requests = _requests(cu_seqlens_q.tolist(), seq_lens.tolist(), total_q)
+    _check_block_table(block_table, requests, num_pages=pages.shape[0])
+    return requests
+
+
 def check_scores_buffer(scores: torch.Tensor, batch: ScoreBatch) -> None:
-    """Refuse a score buffer that does not fit the batch: ``[H, total_q, S]`` float32, cells contiguous."""
+    """Refuse a score buffer that does not fit the batch: ``[H, total_q, S]`` float32, cells contiguous, in
+    memory of its own, and one that torch lets be written."""
     shape = (batch.num_heads, batch.total_q, None)
     check_tensor("scores", scores, dtypes=(torch.float32,), shape=shape, device=batch.pages.device)
     if scores.shape[2] < batch.num_score_blocks:
@@ -161,6 +200,29 @@ def check_scores_buffer(scores: torch.Tensor, batch: ScoreBatch) -> None:
                 "pass a buffer of its own",
             )
         extent += (size - 1) * stride
+    if scores.is_inference() and not torch.is_inference_mode_enabled():
+        raise InvalidArgumentError(
+            "scores",
+            "an inference tensor",
+            "torch does not let it be written outside torch.inference_mode()",
+            "make it outside that mode, or score in it",
+        )
+    check_apart("scores", scores, {"q": batch.q, "pages": batch.pages, "block_table": batch.block_table})
+
+
+def check_apart(argument: str, written: torch.Tensor, read: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a tensor to write to that lies in the memory of one that is read, from its first byte to its
+    last."""
+    first, end = _address_range(written)
+    for name, tensor in read.items():
+        other_first, other_end = _address_range(tensor)
+        if tensor.device == written.device and max(first, other_first) < min(end, other_end):
+            raise InvalidArgumentError(
+                f"{argument}.data_ptr()",
+                first,
+                f"must not share memory with {name}",
+                f"call torch.empty_like({argument}) for a buffer of its own",
+            )
 
 
 def _all_finite(values: torch.Tensor) -> bool:
@@ -172,9 +234,12 @@ def _all_finite(values: torch.Tensor) -> bool:
     return bool(torch.stack(values.detach().aminmax()).isfinite().all())
 
 
-def _check_int(argument: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(argument, repr(value), "must be an int", "pass a whole number")
+def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of a tensor's lowest byte, and that past its highest one; strides are not negative."""
+    if not tensor.numel():
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tuple[Request, ...]:
@@ -188,7 +253,7 @@ def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tup
                 f"cu_seqlens_q[{i + 1}]",
                 end,
                 f"must be at least cu_seqlens_q[{i}] = {start}",
-                "sort out the lengths",
+                "pass exclusive prefix sums of the query lengths",
             )
     if cu_seqlens_q[-1] != total_q:
         raise InvalidArgumentError(
@@ -212,7 +277,7 @@ def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tup
                 f"seq_lens[{i}]",
                 seq_len,
                 f"must be at most {MAX_SEQ_LEN}",
-                "the indexer is made for such contexts",
+                "shorten the context to what the model was made for",
             )
         requests.append(Request(i, cu_seqlens_q[i], query_len, seq_len))
     return tuple(requests)
@@ -230,8 +295,10 @@ def _check_block_table(block_table: torch.Tensor, requests: tuple[Request, ...],
             f"{longest.seq_len}",
             "widen the block table",
         )
-    used_blocks = torch.tensor([request.num_blocks for request in requests], device=block_table.device)
-    columns = torch.arange(block_table.shape[1], device=block_table.device)
+    device = block_table.device
+    num_blocks = [request.num_blocks for request in requests]
+    used_blocks = torch.tensor(num_blocks, dtype=torch.int64, device=device)
+    columns = torch.arange(block_table.shape[1], dtype=torch.int64, device=device)
     outside = ((block_table < 0) | (block_table >= num_pages)) & (columns < used_blocks[:, None])
     if bool(outside.any()):
         row, column = outside.nonzero()[0].tolist()

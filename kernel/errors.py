@@ -4,11 +4,15 @@ from __future__ import annotations
 
 
 class IndexerError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose. Can be copied, and pickled for another process."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Python would pass the message alone to a constructor that takes other arguments.
+        return _restored, (type(self), self.args), self.__dict__
 
 
-class InvalidArgumentError(IndexerError, ValueError):
-    """An argument is outside the contract. Nothing was changed.
+class ArgumentError(IndexerError):
+    """Base of the errors that are about one argument.
 
     The message is always ``argument = value: limit; remedy``.
     """
@@ -19,6 +23,10 @@ class InvalidArgumentError(IndexerError, ValueError):
         self.value = value
         self.limit = limit
         self.remedy = remedy
+
+
+class InvalidArgumentError(ArgumentError, ValueError):
+    """An argument is outside the contract. Nothing was changed."""
 
 
 class CaseFileError(InvalidArgumentError):
@@ -42,13 +50,15 @@ class CaseFileError(InvalidArgumentError):
         return CaseFileError(self.argument, self.value, self.limit, self.remedy, file)
 
 
-class OutOfPagesError(IndexerError):
-    """The cache has too few free pages for an append or a fork. Nothing was changed."""
+class OutOfPagesError(ArgumentError):
+    """The cache has too few free pages for an append. Nothing was changed."""
 
     def __init__(self, needed: int, free: int, num_pages: int) -> None:
         super().__init__(
-            f"num_pages = {num_pages}: {needed} more pages are needed and {free} are free, "
-            f"{needed - free} missing; free a sequence or build the scorer with more pages"
+            "num_pages",
+            num_pages,
+            f"{needed} more pages are needed and {free} are free, {needed - free} missing",
+            "free a sequence or build the scorer with more pages",
         )
         self.needed = needed
         self.free = free
@@ -56,13 +66,15 @@ class OutOfPagesError(IndexerError):
         self.num_pages = num_pages
 
 
-class UnknownSequenceError(IndexerError, KeyError):
+class UnknownSequenceError(InvalidArgumentError, KeyError):
     """A sequence id that was never given out, or was freed."""
 
     def __init__(self, sequence: object) -> None:
         super().__init__(
-            f"sequence = {sequence}: not a live sequence of this scorer; use an id that add_sequence() or "
-            "fork_sequence() returned and that was not freed"
+            "sequence",
+            repr(sequence),
+            "not a live sequence of this scorer",
+            "use an id that add_sequence() or fork_sequence() returned and that was not freed",
         )
         self.sequence = sequence
 
@@ -70,11 +82,16 @@ class UnknownSequenceError(IndexerError, KeyError):
         return str(self.args[0])
 
 
-class BackendUnavailableError(IndexerError, RuntimeError):
+class BackendUnavailableError(ArgumentError, RuntimeError):
     """A backend cannot run on this machine; the message says why and which ones can."""
 
     def __init__(self, backend: str, reason: str, usable: tuple[str, ...]) -> None:
-        super().__init__(f"backend = {backend!r}: {reason}; usable here: {', '.join(usable)}")
+        super().__init__("backend", repr(backend), reason, f"usable here: {', '.join(usable)}")
         self.backend = backend
         self.reason = reason
         self.usable = usable
+
+
+def _restored(error_type: type[IndexerError], arguments: tuple[object, ...]) -> IndexerError:
+    # Without the constructor: what it set comes with the state.
+    return error_type.__new__(error_type, *arguments)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel.page import GROUP_DIMS, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
+from kernel.contract import GROUP_DIMS, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
 
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitude of each 3-bit index."""
@@ -32,7 +32,7 @@ _QUANTIZE_TOKENS = 8192
 
 
 def e4m3_rne_satfinite(values: torch.Tensor) -> torch.Tensor:
-    """Round to E4M3, to nearest and ties to even, saturating at 448 (torch's own cast gives NaN past 464).
+    """Round to E4M3, to nearest and ties to even, saturating at 448 (the cast of an older torch gives NaN).
 
     Args:
         values: float32, any shape; NaN stays NaN.
@@ -49,10 +49,9 @@ def build_lut(device: torch.device | str) -> torch.Tensor:
     Returns:
         ``[256, 8]`` uint8 on ``device``. Rows 0x7F and 0xFF (NaN) are 0. Signs: see the module.
     """
-    scales = (
-        (torch.arange(256, dtype=torch.uint8) & 0x7F).view(torch.float8_e4m3fn).float().nan_to_num(nan=0.0)
-    )
-    magnitudes = scales[:, None] * torch.tensor(E2M1_MAGNITUDES)
+    scale_bytes = torch.arange(256, dtype=torch.uint8, device="cpu") & 0x7F
+    scales = scale_bytes.view(torch.float8_e4m3fn).float().nan_to_num(nan=0.0)
+    magnitudes = scales[:, None] * torch.tensor(E2M1_MAGNITUDES, dtype=torch.float32, device="cpu")
     return e4m3_rne_satfinite(magnitudes).view(torch.uint8).to(device)
 
 

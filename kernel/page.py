@@ -12,14 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel.contract import BLOCK_TOKENS as BLOCK_TOKENS
-from kernel.contract import CODE_BYTES as CODE_BYTES
-from kernel.contract import GROUP_DIMS as GROUP_DIMS
-from kernel.contract import GROUPS as GROUPS
-from kernel.contract import HEAD_DIM as HEAD_DIM
-from kernel.contract import PAGE_BYTES as PAGE_BYTES
-from kernel.contract import SCALE_BYTES as SCALE_BYTES
-from kernel.contract import TOKEN_CODE_BYTES as TOKEN_CODE_BYTES
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
 from kernel.errors import InvalidArgumentError
 
 PAGE_STRIDE_ALIGNMENT = 16
@@ -41,6 +34,10 @@ def as_pages(pages: torch.Tensor) -> torch.Tensor:
     Raises:
         InvalidArgumentError: wrong dtype, shape, stride or alignment.
     """
+    if not isinstance(pages, torch.Tensor):
+        raise InvalidArgumentError(
+            "pages", type(pages).__name__, "must be a torch.Tensor", "call torch.as_tensor() on it"
+        )
     if pages.dtype != torch.uint8:
         raise InvalidArgumentError(
             "pages.dtype", pages.dtype, "must be torch.uint8", "pass pages.view(torch.uint8)"

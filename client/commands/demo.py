@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.failure import MISMATCH, one_line_errors
+from client.failure import FAILURE, MISMATCH, one_line_errors, printable, report
 from client.options import BackendOption, JsonOption
+from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from client.demonstration import Demonstration
@@ -22,7 +23,13 @@ def demo(
     case: Annotated[
         str | None, typer.Argument(metavar="[CASE]", help="A case file; a real one if left out.")
     ] = None,
-    picture: Annotated[Path, typer.Option(help="PNG file to draw the score map to.")] = DEFAULT_PICTURE,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            help="PNG file to draw the score map to. If left out: out/demo.png, or no picture where that "
+            "cannot be written."
+        ),
+    ] = None,
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -34,38 +41,71 @@ def demo(
     from client.terminal import output, status
     from indexer.case import read_case
 
+    target = DEFAULT_PICTURE if picture is None else picture
     with one_line_errors(as_json, case):
         path = os.path.relpath(demo_case()) if case is None else case
         call = read_case(path)
+        failed = _refusal(target, path)
+        if failed is not None and picture is not None:
+            raise failed
         with status() as on_step:
             on_step("loading torch")
             from client.demo_report import print_report, report_fields
             from client.demonstration import demonstrate
 
             shown = demonstrate(call, backend, on_step)
-            on_step("drawing")
-            drawn = _draw(shown, path, picture)
+            no_picture = _cannot_draw(shown)
+            if failed is None and no_picture is None:
+                on_step("drawing")
+                failed = _draw(shown, path, target)
+    if no_picture is None and failed is not None:
+        no_picture = str(failed)
     if as_json:
-        print(json.dumps(report_fields(shown, path, drawn)))
+        print(json.dumps(report_fields(shown, path, target, no_picture)))
     else:
-        print_report(output(), shown, path, drawn)
+        print_report(output(), shown, path, target, no_picture)
+    if failed is not None and picture is not None:
+        report(failed, as_json)
+        raise typer.Exit(FAILURE)
     if not shown.ok:
         raise typer.Exit(MISMATCH)
 
 
-def _draw(shown: Demonstration, path: str, picture: Path) -> Path | None:
-    if shown.case.rows == 0:
-        return None
+def _refusal(picture: Path, path: str) -> InvalidArgumentError | None:
+    """Why a picture cannot be written, as far as can be told before."""
+    from client.output_file import check_output
+
     try:
-        from client.score_map import draw_score_map, score_map
+        check_output("--picture", picture, path)
+    except InvalidArgumentError as error:
+        return error
+    if picture.suffix.lower() not in ("", ".png"):
+        return InvalidArgumentError(
+            "--picture", picture, f"is drawn as PNG, not {picture.suffix}", "end its name in .png"
+        )
+    return None
+
+
+def _cannot_draw(shown: Demonstration) -> str | None:
+    if shown.case.rows == 0:
+        return "the case has no rows"
+    try:
+        import client.score_map  # noqa: F401 - only to see whether it can be imported
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
-        return None
+        return "matplotlib is missing; pip install 'nvfp4-indexer[plot]'"
+    return None
+
+
+def _draw(shown: Demonstration, path: str, picture: Path) -> InvalidArgumentError | None:
+    from client.output_file import write_output
+    from client.score_map import draw_score_map, score_map
+
     cells = score_map(shown.case, shown.scores, shown.block_ids)
-    request = f", request {cells.request}" if shown.case.batch > 1 else ""
-    title = (
-        f"{Path(path).stem}{request}, head {cells.head}: block scores, each row's best {cells.topk} blocks"
-    )
-    draw_score_map(cells, title, picture)
-    return picture
+    name = printable(Path(path).stem) + (f", request {cells.request}" if shown.case.batch > 1 else "")
+    try:
+        write_output("--picture", picture, [draw_score_map(cells, name)])
+    except InvalidArgumentError as error:
+        return error
+    return None

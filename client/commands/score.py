@@ -39,12 +39,15 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score a recorded call and select each row's best blocks."""
+    from client.output_file import check_output, write_output
     from client.terminal import output
     from indexer.case import read_case
-    from indexer.case.atomic import save_atomically
+    from indexer.case.encoder import encode_container
 
     with one_line_errors(as_json, case):
         call = read_case(case)  # a bad file is told before torch is loaded
+        if out is not None:
+            check_output("--out", out, case)
         from indexer.replay import load_case
 
         call = dataclasses.replace(
@@ -58,7 +61,6 @@ def score(
         loaded = load_case(call, backend, precision=precision.value)
         result = loaded.score(return_scores=out is not None, order=order.value)
         if out is not None and result.scores is not None:
-            out.parent.mkdir(parents=True, exist_ok=True)
             tensors = {
                 "scores": result.scores.cpu().numpy(),
                 "block_ids": result.block_ids.cpu().numpy(),
@@ -71,7 +73,7 @@ def score(
                 "precision": result.precision,
                 "order": order.value,
             }
-            save_atomically(tensors, metadata, out)
+            write_output("--out", out, encode_container(tensors, metadata))
     timings = {"append": loaded.append_seconds, **result.timings}
     if as_json:
         fields = {

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.failure import FAILURE, MISMATCH, printable, report
+from client.failure import FAILURE, MISMATCH, out_of_memory, printable, report
 from client.options import BackendOption, JsonOption, Precision, PrecisionOption
 
 WIDE = 240
 """Columns that hold a row with a long file name, where no terminal sets the width."""
+MOST_COLUMNS = 1 << 16
+"""Columns that hold any row."""
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
     from indexer.verify import Verification
 
 
@@ -45,7 +50,9 @@ def verify(
                 from indexer.verify import verify_case
 
                 result = verify_case(case, name, backend, precision=precision.value)
-            except IndexerError as error:
+            except Exception as error:
+                if not isinstance(error, IndexerError) and not out_of_memory(error):
+                    raise
                 report(error, as_json, name)
                 failed = True
             else:
@@ -54,14 +61,16 @@ def verify(
                     print(json.dumps(dataclasses.asdict(result)), flush=True)
             bar.advance(task)
     if done and not as_json:
-        output(pipe_width=WIDE).print(_table(done))
+        console, table = output(pipe_width=WIDE), _table(done)
+        unfolded = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS))
+        console.print(table if unfolded.maximum <= console.width else _sentences(done))
     if failed:
         raise typer.Exit(FAILURE)
     if not all(result.ok for result in done):
         raise typer.Exit(MISMATCH)
 
 
-def _table(done: list[Verification]) -> object:
+def _table(done: list[Verification]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -83,3 +92,22 @@ def _table(done: list[Verification]) -> object:
             f"{result.seconds:.2f}",
         )
     return table
+
+
+def _sentences(done: list[Verification]) -> Group:
+    """The table's rows where it is too wide: a name alone on its line is not cut into pieces."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    parts: list[Text | Padding] = []
+    for result in done:
+        word = Text("ok ", "green") if result.ok else Text("WRONG ", "bold red")
+        word.overflow = "fold"
+        parts.append(word.append(printable(result.case), "default not bold"))
+        facts = (
+            f"{printable(result.backend)}, {result.rows} rows, {result.topk_mismatches} wrong, error "
+            f"{result.max_score_error:.2g} of {result.score_tolerance:.2g} allowed, {result.seconds:.2f} s"
+        )
+        parts.append(Padding(Text(facts), (0, 0, 0, 3)))
+    return Group(*parts)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 import numpy as np
 
-from indexer.case.container import DTYPES, Array, shown
+from indexer.case.container import DTYPES, Array, refuse, shown
 from kernel.contract import (
     BLOCK_TOKENS,
     GROUPS,
@@ -18,7 +17,7 @@ from kernel.contract import (
     SUPPORTED_HEADS,
     TOKEN_CODE_BYTES,
 )
-from kernel.errors import CaseFileError
+from kernel.scalars import as_int
 
 PAGE_SHAPES = ((PAGE_BYTES,), (BLOCK_TOKENS, TOKEN_CODE_BYTES + GROUPS))
 """Shapes of one page: flat, or as serving engines shape it."""
@@ -68,16 +67,14 @@ class Case:
     expected_block_ids: Array | None = None
 
     def __post_init__(self) -> None:
-        _check_field("init_blocks", self.init_blocks, 0, MAX_FORCED_BLOCKS)
-        _check_field("local_blocks", self.local_blocks, 0, MAX_FORCED_BLOCKS)
-        _check_field("topk", self.topk, 1, MAX_TOPK)
+        self._check_field("init_blocks", 0, MAX_FORCED_BLOCKS)
+        self._check_field("local_blocks", 0, MAX_FORCED_BLOCKS)
+        self._check_field("topk", 1, MAX_TOPK)
         if not all(char.isprintable() or char in "\n\t" for char in self.source):
-            _refuse("source", shown(self.source), "must be printable text", "leave control characters out")
+            refuse("source", shown(self.source), "must be printable text", "leave control characters out")
         _check_array("index_q", self.index_q, _QUERY_DTYPES, (None, None, HEAD_DIM))
         if self.num_heads not in SUPPORTED_HEADS:
-            _refuse(
-                "index_q.shape[1]", self.num_heads, f"must be one of {SUPPORTED_HEADS}", "split the heads"
-            )
+            refuse("index_q.shape[1]", self.num_heads, f"must be one of {SUPPORTED_HEADS}", "split the heads")
         self._check_lengths()
         if self.index_k is not None and self.pages is None and self.block_table is None:
             self._check_keys(self.index_k)
@@ -85,7 +82,7 @@ class Case:
             self._check_pages(self.pages, self.block_table)
         else:
             names = [n for n in ("index_k", "pages", "block_table") if getattr(self, n) is not None]
-            _refuse(
+            refuse(
                 "keys",
                 " + ".join(names) or "none",
                 "must be either index_k or pages + block_table",
@@ -139,45 +136,50 @@ class Case:
         blocks = -(-self.seq_lens.astype(np.int64) // BLOCK_TOKENS)
         return np.where(self.query_lens > 0, blocks, 0)
 
+    def _check_field(self, name: str, least: int, most: int) -> None:
+        value = getattr(self, name)
+        number = as_int(value)
+        if number is None or not least <= number <= most:
+            refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
+        object.__setattr__(self, name, number)
+
     def _check_lengths(self) -> None:
         _check_array("seq_lens", self.seq_lens, ("I32",), (None,))
         _check_array("cu_seqlens_q", self.cu_seqlens_q, ("I32",), (self.batch + 1,))
         starts = self.cu_seqlens_q
         if starts[0] != 0:
-            _refuse("cu_seqlens_q[0]", int(starts[0]), "must be 0", "write exclusive prefix sums")
+            refuse("cu_seqlens_q[0]", int(starts[0]), "must be 0", "write exclusive prefix sums")
         lengths = self.query_lens
         for i in np.flatnonzero(lengths < 0)[:1]:
             limit = f"must be at least cu_seqlens_q[{i}] = {starts[i]}"
-            _refuse(f"cu_seqlens_q[{i + 1}]", int(starts[i + 1]), limit, "write exclusive prefix sums")
+            refuse(f"cu_seqlens_q[{i + 1}]", int(starts[i + 1]), limit, "write exclusive prefix sums")
         if starts[-1] != self.total_q:
             limit = f"must be {self.total_q}, the queries of index_q"
-            _refuse("cu_seqlens_q[-1]", int(starts[-1]), limit, "write all queries")
+            refuse("cu_seqlens_q[-1]", int(starts[-1]), limit, "write all queries")
         for i in np.flatnonzero((self.seq_lens < lengths) | (self.seq_lens > MAX_SEQ_LEN))[:1]:
             limit = f"must be {lengths[i]} (the request's queries) to {MAX_SEQ_LEN}"
-            _refuse(f"seq_lens[{i}]", int(self.seq_lens[i]), limit, "count the queries' own keys in")
+            refuse(f"seq_lens[{i}]", int(self.seq_lens[i]), limit, "count the queries' own keys in")
 
     def _check_keys(self, index_k: Array) -> None:
         _check_array("index_k", index_k, _KEY_DTYPES, (None, HEAD_DIM))
         if index_k.shape[0] != self.total_k:
             limit = f"must be {self.total_k}, the sum of seq_lens"
-            _refuse(
-                "index_k.shape[0]", index_k.shape[0], limit, "write every request's keys, prefix included"
-            )
+            refuse("index_k.shape[0]", index_k.shape[0], limit, "write every request's keys, prefix included")
 
     def _check_pages(self, pages: Array, block_table: Array) -> None:
         if pages.dtype != np.uint8 or pages.shape[1:] not in PAGE_SHAPES:
             limit = f"must be U8 [num_pages, {PAGE_BYTES}] or [num_pages, 128, 72]"
-            _refuse("pages", f"{pages.dtype} {list(pages.shape)}", limit, "write one page a row")
+            refuse("pages", f"{pages.dtype} {list(pages.shape)}", limit, "write one page a row")
         _check_array("block_table", block_table, ("I32",), (self.batch, None))
         blocks = self._blocks()
         for i in np.flatnonzero(blocks > block_table.shape[1])[:1]:
             limit = f"must be at least {blocks[i]}, the blocks of seq_lens[{i}] = {self.seq_lens[i]}"
-            _refuse("block_table.shape[1]", block_table.shape[1], limit, "write the whole table")
+            refuse("block_table.shape[1]", block_table.shape[1], limit, "write the whole table")
         used = np.arange(block_table.shape[1]) < blocks[:, None]
         outside = used & ((block_table < 0) | (block_table >= pages.shape[0]))
         for i, column in np.argwhere(outside)[:1]:
             limit = f"must lie in [0, {pages.shape[0]}), the pages of the file"
-            _refuse(
+            refuse(
                 f"block_table[{i}, {column}]", int(block_table[i, column]), limit, "write every page in use"
             )
 
@@ -188,26 +190,22 @@ class Case:
             )
             if self.expected_scores.shape[2] < self.num_score_blocks:
                 limit = f"must be at least {self.num_score_blocks}, the blocks of the longest request"
-                _refuse("expected_scores.shape[2]", self.expected_scores.shape[2], limit, "write every block")
+                refuse("expected_scores.shape[2]", self.expected_scores.shape[2], limit, "write every block")
         if self.expected_block_ids is not None:
             shape = (self.num_heads, self.total_q, self.topk)
             _check_array("expected_block_ids", self.expected_block_ids, ("I32",), shape)
 
 
-def _check_field(name: str, value: int, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        _refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
-
-
 def _check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
     if not isinstance(array, np.ndarray):
-        _refuse(name, type(array).__name__, "must be a numpy array", "convert it")
+        refuse(name, type(array).__name__, "must be a numpy array", "call numpy.asarray() on it")
     if not any(array.dtype == DTYPES[dtype] for dtype in dtypes):
-        _refuse(f"{name}.dtype", array.dtype, f"must be one of {', '.join(dtypes)}", "convert it")
+        refuse(
+            f"{name}.dtype",
+            array.dtype,
+            f"must be one of {', '.join(dtypes)}",
+            f"call .astype({DTYPES[dtypes[0]].name})",
+        )
     if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        _refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", "reshape it")
-
-
-def _refuse(argument: str, value: Any, limit: str, remedy: str) -> NoReturn:
-    raise CaseFileError(argument, value, limit, remedy)
+        refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", "call .reshape() or slice it")

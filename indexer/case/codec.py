@@ -7,14 +7,12 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import BinaryIO, NoReturn
-
-import numpy as np
-from safetensors.numpy import save
+from typing import BinaryIO
 
 from indexer.case.atomic import save_atomically
 from indexer.case.case import Case
-from indexer.case.container import Array, Buffer, Container, decode_container, shown
+from indexer.case.container import Array, Buffer, Container, decode_container, refuse, shown
+from indexer.case.encoder import encode_container
 from kernel.errors import CaseFileError
 
 FORMAT = "nvfp4-indexer-case"
@@ -38,8 +36,7 @@ def decode_case(body: Buffer) -> Case:
 
 def encode_case(case: Case) -> bytes:
     """The case as the bytes of a case file."""
-    tensors = {name: np.ascontiguousarray(array) for name, array in _tensors(case).items()}
-    return save(tensors, metadata=_metadata(case))
+    return b"".join(encode_container(_tensors(case), _metadata(case)))
 
 
 def read_case(path: str | os.PathLike[str]) -> Case:
@@ -92,17 +89,17 @@ def _case(container: Container) -> Case:
     tensors, metadata = container.tensors, container.metadata
     for name, wanted in (("format", FORMAT), ("version", VERSION)):
         if metadata.get(name) != wanted:
-            _refuse(f"metadata {name}", shown(metadata.get(name)), f"must be {wanted!r}", "pass a case file")
+            refuse(f"metadata {name}", shown(metadata.get(name)), f"must be {wanted!r}", "pass a case file")
     for name in metadata:
         if name not in ("format", "version", "source", *INT_FIELDS):
-            _refuse("metadata", shown(name), "must be a field of the format", "put remarks into source")
+            refuse("metadata", shown(name), "must be a field of the format", "put remarks into source")
     for name in tensors:
         if name not in REQUIRED_TENSORS + OPTIONAL_TENSORS:
             known = ", ".join(REQUIRED_TENSORS + OPTIONAL_TENSORS)
-            _refuse("tensor", shown(name), f"must be one of {known}", "leave it out")
+            refuse("tensor", shown(name), f"must be one of {known}", "leave it out")
     for name in REQUIRED_TENSORS:
         if name not in tensors:
-            _refuse(name, "missing", "must be in the file", "write it")
+            refuse(name, "missing", "must be in the file", "write that tensor")
     return Case(
         index_q=tensors["index_q"],
         cu_seqlens_q=tensors["cu_seqlens_q"],
@@ -121,7 +118,9 @@ def _case(container: Container) -> Case:
 
 def _integer(name: str, text: str | None) -> int:
     if text is None or not _DECIMAL.fullmatch(text):
-        _refuse(f"metadata {name}", shown(text), "must be a decimal number of up to 9 digits", "write it so")
+        refuse(
+            f"metadata {name}", shown(text), "must be a decimal number of up to 9 digits", "write it like 16"
+        )
     return int(text)
 
 
@@ -133,7 +132,3 @@ def _tensors(case: Case) -> dict[str, Array]:
 def _metadata(case: Case) -> dict[str, str]:
     integers = {name: str(getattr(case, name)) for name in INT_FIELDS}
     return {"format": FORMAT, "version": VERSION, "source": case.source, **integers}
-
-
-def _refuse(argument: str, value: object, limit: str, remedy: str) -> NoReturn:
-    raise CaseFileError(argument, value, limit, remedy)

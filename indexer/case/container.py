@@ -56,6 +56,11 @@ class Container:
     metadata: dict[str, str]
 
 
+def refuse(argument: str, value: object, limit: str, remedy: str) -> NoReturn:
+    """Raise :class:`CaseFileError`. A function, so that a check is one line."""
+    raise CaseFileError(argument, value, limit, remedy)
+
+
 def shown(value: object) -> str:
     """A value from a file, short and printable whatever it holds."""
     text = ascii(value)
@@ -79,7 +84,7 @@ def decode_container(body: Buffer) -> Container:
     end = 0
     for tensor in sorted(placed, key=lambda tensor: (tensor.begin, tensor.end)):
         if tensor.begin != end:
-            _refuse(
+            refuse(
                 f"{shown(tensor.name)}.data_offsets",
                 [tensor.begin, tensor.end],
                 f"must begin at byte {end}, where the tensor before it ends",
@@ -87,7 +92,7 @@ def decode_container(body: Buffer) -> Container:
             )
         end = tensor.end
     if end != data.nbytes:
-        _refuse(
+        refuse(
             "file size",
             start + data.nbytes,
             f"must be {start + end} bytes",
@@ -110,7 +115,7 @@ class _PlacedTensor:
 
 def _header(view: memoryview) -> tuple[dict[str, Any], int]:
     if view.nbytes < LENGTH_BYTES:
-        _refuse(
+        refuse(
             "file size",
             view.nbytes,
             f"must be at least {LENGTH_BYTES} bytes",
@@ -118,13 +123,13 @@ def _header(view: memoryview) -> tuple[dict[str, Any], int]:
         )
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
-        _refuse("header length", length, f"must be at most {MAX_HEADER_BYTES} bytes", "pass a case file")
+        refuse("header length", length, f"must be at most {MAX_HEADER_BYTES} bytes", "pass a case file")
     start = LENGTH_BYTES + length
     if start > view.nbytes:
-        _refuse("header length", length, f"must fit the file's {view.nbytes} bytes", "pass the whole file")
+        refuse("header length", length, f"must fit the file's {view.nbytes} bytes", "pass the whole file")
     text = bytes(view[LENGTH_BYTES:start])
     if not text.startswith(b"{"):
-        _refuse("header", shown(text[:8]), "must start with '{'", "pass a safetensors file")
+        refuse("header", shown(text[:8]), "must start with '{'", "pass a safetensors file")
     try:
         header = json.loads(
             text.decode("utf-8"),
@@ -134,15 +139,13 @@ def _header(view: memoryview) -> tuple[dict[str, Any], int]:
             parse_constant=_no_fraction,
         )
     except RecursionError:
-        _refuse(
-            "header", shown(text[:8]), "must not nest deeper than tensors need", "pass a safetensors file"
-        )
+        refuse("header", shown(text[:8]), "must not nest deeper than tensors need", "pass a safetensors file")
     except UnicodeDecodeError as error:
-        _refuse(
+        refuse(
             "header", shown(error.object[error.start]), f"must be UTF-8 at byte {error.start}", "encode it so"
         )
     except json.JSONDecodeError as error:
-        _refuse(
+        refuse(
             "header", shown(error.msg), f"must be JSON at character {error.pos}", "pass a safetensors file"
         )
     return header, start
@@ -152,7 +155,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            _refuse("header", shown(name), "must name each tensor and field once", "keep one of them")
+            refuse("header", shown(name), "must name each tensor and field once", "keep one of them")
         found[name] = value
     return found
 
@@ -160,7 +163,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _whole(digits: str) -> int:
     # Python 3.10 converts any number of digits, in quadratic time.
     if len(digits) > MAX_INT_DIGITS:
-        _refuse(
+        refuse(
             "header",
             shown(digits),
             f"must hold numbers of at most {MAX_INT_DIGITS} digits",
@@ -170,22 +173,22 @@ def _whole(digits: str) -> int:
 
 
 def _no_fraction(number: str) -> NoReturn:
-    _refuse("header", shown(number), "must hold whole numbers only", "check the sizes")
+    refuse("header", shown(number), "must hold whole numbers only", "check the sizes")
 
 
 def _metadata(metadata: object) -> dict[str, str]:
     if not isinstance(metadata, dict):
-        _refuse("__metadata__", shown(metadata), "must be an object of strings", "write strings")
+        refuse("__metadata__", shown(metadata), "must be an object of strings", "write strings")
     for name, value in metadata.items():
         if not isinstance(value, str):
-            _refuse(f"metadata {shown(name)}", shown(value), "must be a string", "write it as a string")
+            refuse(f"metadata {shown(name)}", shown(value), "must be a string", "write it as a string")
     return metadata
 
 
 def _placed(name: str, entry: object, data_bytes: int) -> _PlacedTensor:
     label = shown(name)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(
+        refuse(
             label,
             shown(entry),
             "must have dtype, shape and data_offsets and nothing else",
@@ -193,23 +196,31 @@ def _placed(name: str, entry: object, data_bytes: int) -> _PlacedTensor:
         )
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        _refuse(
+        refuse(
             f"{label}.dtype",
             shown(entry["dtype"]),
             f"must be one of {', '.join(DTYPES)}",
-            "convert the tensor",
+            "write the tensor as one of them",
         )
     shape = entry["shape"]
     if not _sizes(shape) or len(shape) > MAX_DIMS:
-        _refuse(
-            f"{label}.shape", shown(shape), f"must be at most {MAX_DIMS} sizes of 0 or more", "reshape it"
+        refuse(
+            f"{label}.shape",
+            shown(shape),
+            f"must be at most {MAX_DIMS} sizes of 0 or more",
+            "write the contract's shape",
         )
     # numpy refuses an empty array whose other sizes overflow its own index type.
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 1 << 59:
-        _refuse(f"{label}.shape", shown(shape), "must describe fewer than 2^59 bytes", "reshape it")
+        refuse(
+            f"{label}.shape",
+            shown(shape),
+            "must describe fewer than 2^59 bytes",
+            "write the contract's shape",
+        )
     offsets = entry["data_offsets"]
     if not _sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
-        _refuse(
+        refuse(
             f"{label}.data_offsets",
             shown(offsets),
             f"must be a begin and an end within the {data_bytes} bytes after the header",
@@ -217,7 +228,7 @@ def _placed(name: str, entry: object, data_bytes: int) -> _PlacedTensor:
         )
     nbytes = math.prod(shape) * dtype.itemsize
     if offsets[1] - offsets[0] != nbytes:
-        _refuse(
+        refuse(
             f"{label}.data_offsets",
             shown(offsets),
             f"must span {shown(nbytes)} bytes, the size of {entry['dtype']} {shown(shape)}",
@@ -228,7 +239,3 @@ def _placed(name: str, entry: object, data_bytes: int) -> _PlacedTensor:
 
 def _sizes(sizes: object) -> bool:
     return isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
-
-
-def _refuse(argument: str, value: object, limit: str, remedy: str) -> NoReturn:
-    raise CaseFileError(argument, value, limit, remedy)

@@ -67,6 +67,7 @@ class Backend(Protocol):
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         """Score and select without a score buffer: the ids that score and :meth:`topk` would give.
 
-        Rows of requests that are not in the batch are left alone.
+        Rows of requests that are not in the batch are left alone. Memory does not grow with the context,
+        but for the oracle's.
         """
         ...

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+import torch
+
 from kernel.backends.base import Backend, Precision
 from kernel.errors import BackendUnavailableError, InvalidArgumentError
 
@@ -65,7 +67,9 @@ def resolve(name: str) -> str:
     return name
 
 
-def create(name: str = "auto", device: str | None = None, precision: Precision = "exact") -> Backend:
+def create(
+    name: str = "auto", device: str | torch.device | None = None, precision: Precision = "exact"
+) -> Backend:
     """Make a backend.
 
     Args:
@@ -78,7 +82,29 @@ def create(name: str = "auto", device: str | None = None, precision: Precision =
         BackendUnavailableError: it cannot run here.
     """
     make = cast("Callable[[str | None, Precision], Backend]", _load(resolve(name), "create"))
-    return make(device, precision)
+    return make(device_name(device), precision)
+
+
+def device_name(device: str | torch.device | None) -> str | None:
+    """The name of a device, ``cpu`` for ``cpu:0`` too; None stays None.
+
+    Raises:
+        InvalidArgumentError: it is no device.
+    """
+    if device is None:
+        return None
+    try:
+        parsed = torch.device(device) if isinstance(device, (str, torch.device)) else None
+    except RuntimeError:
+        parsed = None
+    if parsed is None:
+        raise InvalidArgumentError(
+            "device",
+            repr(device),
+            "must be a torch device, its name or None",
+            "write it as 'cpu' or 'cuda:0'",
+        )
+    return "cpu" if str(parsed) == "cpu:0" else str(parsed)
 
 
 def _load(name: str, attribute: str) -> object:

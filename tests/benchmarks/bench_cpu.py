@@ -29,8 +29,9 @@ from rich.table import Table
 from kernel.backends import registry
 from kernel.batch import ScoreBatch
 from kernel.checks import checked_batch
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.page import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES, blocks_of
+from kernel.page import blocks_of
 
 QUERIES, HEADS, KEYS, TOPK = 512, 4, 32_768, 16
 LONG_QUERIES, LONG_KEYS = 16, 1_048_576

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from indexer import IndexerConfig, IndexScorer, OutOfPagesError, UnknownSequenceError
 from kernel.backends.reference.backend import float_values
 from kernel.backends.reference.quantizer import quantize_keys
-from kernel.page import BLOCK_TOKENS, CODE_BYTES, SCALE_BYTES, codes_of, scales_of
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, SCALE_BYTES
+from kernel.page import codes_of, scales_of
 from tests.support.scorer_state import assert_consistent, pages_of, state_of
 
 NUM_PAGES = 9

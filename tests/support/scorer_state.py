@@ -9,7 +9,8 @@ import torch
 
 from indexer import IndexScorer
 from kernel.backends.reference import ReferenceBackend
-from kernel.page import BLOCK_TOKENS, PAGE_BYTES, codes_of, scales_of
+from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
+from kernel.page import codes_of, scales_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from indexer import IndexerConfig, IndexScorer, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
-from kernel.page import PAGE_BYTES, codes_of, scales_of
+from kernel.contract import PAGE_BYTES
+from kernel.page import codes_of, scales_of
 from tests.support.scorer_state import assert_consistent, oracle_pages, pages_of, state_of
 
 if TYPE_CHECKING:
@@ -285,6 +286,43 @@ def test_an_interrupt_at_any_line_leaves_the_state_before_or_after(operation: st
             break
     assert undone >= 5, "the interrupts did not reach the operation"
     assert line > undone
+
+
+@pytest.mark.parametrize("forked", [False, True])
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_free_that_fails_leaves_no_live_sequence_without_keys(
+    monkeypatch: pytest.MonkeyPatch, failures: int, forked: bool
+) -> None:
+    """Zeroing fails after it zeroed, once, or for good."""
+    scorer = new_scorer(5)
+    seq, other = filled(scorer, 200), filled(scorer, 5, seed=1)
+    fork = scorer.fork_sequence(seq) if forked else None
+    if fork is not None:
+        scorer.append_keys(fork, keys(3))
+    zero, left = scorer._cache._zero, failures
+
+    def failing(pages: list[int]) -> None:
+        nonlocal left
+        zero(pages)
+        if left:
+            left -= 1
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(scorer._cache, "_zero", failing)
+    with pytest.raises(RuntimeError, match="injected"):
+        scorer.free_sequence(seq)
+    with pytest.raises(UnknownSequenceError):
+        scorer.sequence_length(seq)
+    assert torch.equal(pages_of(scorer, other), oracle_pages(keys(5, seed=1)))
+    assert not scorer.pages[list(scorer._cache.allocator.free_pages)].any()
+    if failures == 1:
+        assert_consistent(scorer)
+    if fork is not None:
+        assert torch.equal(pages_of(scorer, fork), oracle_pages(torch.cat([keys(200), keys(3)])))
+        scorer.free_sequence(fork)
+    scorer.free_sequence(other)
+    own = 1 if forked else 2
+    assert scorer.num_free_pages == (5 if failures == 1 else 5 - own), "shared pages are not lost"
 
 
 def test_pages_are_where_the_scorer_says() -> None:

@@ -85,6 +85,24 @@ def test_any_case_survives_the_round_trip(case: Case) -> None:
         assert tensor.flatten().view(torch.uint8).numpy().tobytes() == array.tobytes()
 
 
+def test_same_case_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "small.safetensors"
+    write_case(small_case(), path)
+    program = (
+        "import sys; from indexer.case import encode_case; from tests.support.raw_case import small_case; "
+        "sys.stdout.buffer.write(encode_case(small_case()))"
+    )
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            check=True,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert done.stdout == path.read_bytes()
+
+
 def test_body_is_viewed_and_not_copied() -> None:
     body = encode_case(small_case())
     case = decode_case(body)
@@ -183,3 +201,12 @@ def test_num_blocks_follow_the_contract() -> None:
     assert case.num_score_blocks == 2
     assert case.rows == 10
     assert case.total_k == 135
+
+
+def test_fields_of_numpy_integers_are_kept_as_python_s() -> None:
+    case = small_case(topk=np.int64(5), init_blocks=np.uint8(1), local_blocks=np.int32(0))
+    assert [type(field) for field in (case.topk, case.init_blocks, case.local_blocks)] == [int] * 3
+    assert decode_case(encode_case(case)).topk == 5
+    for topk in (np.float32(5), np.True_, True):
+        with pytest.raises(CaseFileError, match=r"topk = .* must be a whole number"):
+            small_case(topk=topk)

@@ -10,9 +10,9 @@ from kernel.backends import cpu
 from kernel.backends.base import Precision
 from kernel.backends.cpu import CpuBackend, gemm
 from kernel.checks import checked_batch
+from kernel.contract import PAGE_BYTES
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.page import PAGE_BYTES
 from tests.support.call import Call, cumulative
 from tests.support.calls import random_call, strided_pages
 from tests.support.compare import assert_same_bits, oracle_scores
@@ -73,18 +73,18 @@ def test_select_memory_does_not_grow_with_the_queries() -> None:
 def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first prefill of 2,048 tokens: about half of the blocks, counted in tokens times rows."""
     multiplied = 0
-    score = gemm.TileScorer.score
+    write = gemm.TileMaxima.write
 
     def counting(
-        self: gemm.TileScorer, tile: gemm.RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor
+        self: gemm.TileMaxima, tile: gemm.RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor
     ) -> None:
         nonlocal multiplied
         multiplied += keys.shape[0] * tile.queries.shape[1]
         assert first_position <= tile.last_position
         assert first_position + keys.shape[0] - 128 <= tile.last_position
-        score(self, tile, keys, first_position, out)
+        write(self, tile, keys, first_position, out)
 
-    monkeypatch.setattr(gemm.TileScorer, "score", counting)
+    monkeypatch.setattr(gemm.TileMaxima, "write", counting)
     call = long_call(16, 2048)
     scores_of(CpuBackend(), call)
     visible = int(call.batch().num_blocks_per_query().sum()) * 128 * 4

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kernel import nvfp4
 from kernel.backends.reference import quantizer
-from kernel.page import HEAD_DIM
+from kernel.contract import HEAD_DIM
 
 MAGNITUDES = [
     Fraction(byte & 7) * Fraction(1, 512)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+from matplotlib.figure import Figure
 
-from client.score_map import MAX_BLOCKS, MAX_QUERIES, _edges, draw_score_map, score_map
+from client.score_map import MAX_BLOCKS, MAX_QUERIES, _draw_map, _edges, _title, draw_score_map, score_map
 from indexer.case import Case, read_case
+from kernel.batch import LOCAL_SCORE
 from tests.support.real_cases import CODE, CUT
 
 
@@ -70,8 +70,62 @@ def test_outline_runs_between_selected_and_other_cells() -> None:
     assert _edges(np.zeros((3, 4), dtype=bool), 0) == []
 
 
-def test_picture_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OSError, match="folder"):
-        draw_score_map(shown_cells(read_case(CUT)), "title", tmp_path / "folder")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["folder"]
+def test_share_counts_every_query_not_only_those_drawn() -> None:
+    case = read_case(CODE)
+    cells = shown_cells(case, head=1)
+    assert case.expected_block_ids is not None
+    ids = case.expected_block_ids[1]
+    assert cells.queries == len(ids) > len(cells.positions)
+    assert cells.picked.tolist() == [int((ids == block).sum()) for block in range(64)]
+    # one local block is forced: 62 for the first half of the queries, 63 for the second
+    assert np.flatnonzero(cells.picked_forced).tolist() == [62, 63]
+    assert cells.picked_forced.sum() == 256
+
+
+def forced_map(local_blocks: int, keys: int) -> Any:
+    case = Case(
+        index_q=np.ones((2, 1, 128), dtype=np.float32),
+        index_k=np.ones((keys, 128), dtype=np.float32),
+        cu_seqlens_q=np.array([0, 2], dtype=np.int32),
+        seq_lens=np.array([keys], dtype=np.int32),
+        topk=2,
+        local_blocks=local_blocks,
+    )
+    blocks = -(-keys // 128)
+    scores = np.zeros((1, 2, blocks), np.float32)
+    scores[:, :, -local_blocks:] = LOCAL_SCORE
+    ids = np.tile(np.array([blocks - local_blocks, blocks - local_blocks + 1], np.int32), (1, 2, 1))
+    return score_map(case, scores, ids)
+
+
+def drawn(cells: Any) -> tuple[int, list[str]]:
+    """How many axes there are, a colour bar being one, and what the legend says."""
+    figure = Figure()
+    axes: Any = figure.subplots()
+    _draw_map(figure, axes, cells)
+    return len(figure.axes), [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_map_of_forced_blocks_alone_has_no_scale_of_scores() -> None:
+    axes, legend = drawn(forced_map(local_blocks=4, keys=512))
+    assert axes == 1
+    assert not any("always" in text for text in legend)  # two of the four are not selected
+    axes, _ = drawn(forced_map(local_blocks=3, keys=512))
+    assert axes == 2
+
+
+def test_title_keeps_its_end_and_holds_what_the_font_has() -> None:
+    figure = Figure(figsize=(12.5, 8.2), dpi=130)
+    what = ", head 0: block scores"
+    assert _title(figure, "short $5$", what) == "short $5$" + what
+    assert _title(figure, "a\u6f22b\udcff", what) == "a?b?" + what
+    long = _title(figure, "begin" + "W" * 250 + "end", what)
+    assert long.startswith("beginW")
+    assert "..." in long
+    assert long.endswith("Wend" + what)
+    assert 60 < len(long) < 100
+
+
+def test_picture_is_a_png_whatever_the_name() -> None:
+    for name in ("$\\frac 5$", "\u6f22", "n" * 250):
+        assert draw_score_map(shown_cells(read_case(CUT)), name).startswith(b"\x89PNG")

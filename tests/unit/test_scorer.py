@@ -9,7 +9,7 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from kernel.backends.base import Order
-from kernel.page import PAGE_BYTES
+from kernel.contract import PAGE_BYTES
 from tests.support.compare import assert_same_bits
 from tests.support.filled_scorer import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
 

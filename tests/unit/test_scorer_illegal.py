@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from indexer import (
     ScoreResult,
     UnknownSequenceError,
 )
-from kernel.page import PAGE_BYTES
+from kernel.contract import PAGE_BYTES
 from tests.support.scorer_state import state_of
 
 NAN, INF = float("nan"), float("inf")
@@ -104,7 +105,37 @@ def pages_of_stride(stride: int, offset: int = 0) -> torch.Tensor:
     return memory[offset:].as_strided((4, PAGE_BYTES), (stride, 1), offset)
 
 
+def overlapping(name: str, dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
+    """An argument, and a score buffer that begins in its last 4 bytes."""
+    argument: torch.Tensor = paged_arguments()[name]
+    argument = argument if dtype is None else argument.to(dtype)
+    memory = torch.zeros(argument.nbytes + 4 * 60, dtype=torch.uint8)
+    inside = memory[: argument.nbytes].view(argument.dtype).view(argument.shape).copy_(argument)
+    return {name: inside, "scores": memory[argument.nbytes - 4 :][: 4 * 60].view(torch.float32).view(4, 5, 3)}
+
+
+def inference_scores() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.zeros(4, 5, 3)
+
+
 ILLEGAL: dict[str, Illegal] = {
+    "append: k longer than any sequence": append(
+        torch.zeros(1, 128).expand(2**40, 128), "k.shape[0]", f"{2**40}: the sequence holds 200 tokens"
+    ),
+    "score: q longer than any sequence": score(
+        "query_lens[0]", f"{2**40}: must be at most the 200", q=torch.zeros(1, 4, 128).expand(2**40, 4, 128)
+    ),
+    "paged: q longer than its offsets": paged(
+        "cu_seqlens_q[-1]", "5: must be total_q", q=torch.zeros(1, 4, 128).expand(2**40, 4, 128)
+    ),
+    "score: return_scores a string": score("return_scores", "'no': must be a bool", return_scores="no"),
+    "score: return_scores None": score("return_scores", "None: must be a bool", return_scores=None),
+    "paged: return_scores a number": paged("return_scores", "0: must be a bool", return_scores=0),
+    "score: topk numpy float": score("topk", "2.0", topk=np.float64(2.0)),
+    "score: lengths a square array": score("query_lens", "ndarray", query_lens=np.array([[3]])),
+    "score: lengths an array of floats": score("query_lens[0]", "3.0", query_lens=np.array([3.0])),
+    "score: lengths an array of bools": score("query_lens[0]", "True", query_lens=np.array([True])),
     "append: k is a list": append([[0.0] * 128], "k", "list: must be a torch.Tensor"),
     "append: k is numpy": append(keys(2).float().numpy(), "k", "ndarray: must be a torch.Tensor"),
     "append: k int32": append(keys(2).int(), "k.dtype", "torch.int32: must be one of"),
@@ -228,6 +259,19 @@ ILLEGAL: dict[str, Illegal] = {
     "paged: scores overlap in part": paged(
         "scores.stride()", "(15, 2, 1)", scores=torch.zeros(99).as_strided((4, 5, 3), (15, 2, 1))
     ),
+    "paged: scores in q": paged("scores.data_ptr()", "must not share memory with q", **overlapping("q")),
+    "paged: scores in fp8 q": paged(
+        "scores.data_ptr()", "must not share memory with q", **overlapping("q", torch.float8_e4m3fn)
+    ),
+    "paged: scores in pages": paged(
+        "scores.data_ptr()", "must not share memory with pages", **overlapping("pages")
+    ),
+    "paged: scores in the table": paged(
+        "scores.data_ptr()", "must not share memory with block_table", **overlapping("block_table")
+    ),
+    "paged: scores of inference mode": paged(
+        "scores", "an inference tensor: torch does not let it be written", scores=inference_scores()
+    ),
     "paged: scores that are not returned": paged(
         "return_scores", "False: scores was given", scores=torch.zeros(4, 5, 3), return_scores=False
     ),
@@ -245,11 +289,24 @@ SEQUENCE_CALLS: dict[str, Callable[[IndexScorer, Any], object]] = {
     "length": lambda scorer, seq: scorer.sequence_length(seq),
     "table": lambda scorer, seq: scorer.block_table(seq),
 }
-UNKNOWN_IDS: list[Any] = [-1, 99, FREED, True, 0.0, "0", None, [LIVE], torch.tensor(LIVE)]
+UNKNOWN_IDS: list[Any] = [
+    -1,
+    99,
+    FREED,
+    True,
+    np.True_,
+    np.int64(99),
+    0.0,
+    np.float32(0),
+    "0",
+    None,
+    [LIVE],
+    torch.tensor(LIVE),
+]
 
 
 def of_sequence(call: Callable[[IndexScorer, Any], object], seq: Any) -> Illegal:
-    message = f"{seq}: not a live sequence"
+    message = f"{seq!r}: not a live sequence"
     return Illegal(lambda scorer: call(scorer, seq), "sequence", message, UnknownSequenceError)
 
 
@@ -287,3 +344,29 @@ def test_a_refused_call_leaves_the_score_buffer_alone(scorer: IndexScorer) -> No
     with pytest.raises(InvalidArgumentError):
         scorer.score_paged(**{**paged_arguments(), "seq_lens": int32([300, 0, 2])}, scores=buffer)
     assert bool((buffer == 7.0).all())
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint16, np.int32, np.int64])
+def test_integers_of_numpy_are_as_good_as_python_s(scorer: IndexScorer, integer: type[Any]) -> None:
+    expected = scorer.score(queries(3), [LIVE, FORK], [1, 2], topk=2, init_blocks=1, local_blocks=0)
+    ids = [integer(LIVE), integer(FORK)]
+    for lens in ([integer(1), integer(2)], np.array([1, 2], dtype=integer)):
+        got = scorer.score(
+            queries(3), ids, lens, topk=integer(2), init_blocks=integer(1), local_blocks=integer(0)
+        )
+        assert torch.equal(got.block_ids, expected.block_ids)
+    scorer.append_keys(ids[0], keys(2))
+    assert scorer.sequence_length(ids[0]) == scorer.sequence_length(LIVE) == 202
+    assert scorer.sequence_length(scorer.fork_sequence(ids[0])) == 202
+    scorer.free_sequence(ids[0])
+    assert LIVE not in scorer.sequences
+
+
+def test_scores_beside_what_is_read_are_legal(scorer: IndexScorer) -> None:
+    """One slab that holds q and, right after it, the scores."""
+    q = queries(5)
+    slab = torch.zeros(q.nbytes + 4 * 60, dtype=torch.uint8)
+    inside = slab[: q.nbytes].view(q.dtype).view(q.shape).copy_(q)
+    scores = slab[q.nbytes :].view(torch.float32).view(4, 5, 3)
+    scorer.score_paged(**{**paged_arguments(), "q": inside}, scores=scores)
+    assert torch.equal(inside, q)

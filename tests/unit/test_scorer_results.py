@@ -112,3 +112,28 @@ def test_long_requests_take_prefill_and_short_ones_decode(monkeypatch: pytest.Mo
     lengths.clear()
     scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
     assert lengths == {"select": QUERY_LENS}
+
+
+def test_results_are_compared_by_identity() -> None:
+    """Tensors have no equality that is true or false."""
+    scorer = new_scorer()
+    first, second = (scorer.score(all_queries(4)[:0], []) for _ in range(2))
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+
+
+@pytest.mark.parametrize("return_scores", [True, False])
+def test_numpy_out_of_memory_is_the_error_that_torch_s_is(
+    monkeypatch: pytest.MonkeyPatch, return_scores: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("injected")
+
+    scorer = new_scorer("reference")
+    seqs = filled(scorer)
+    monkeypatch.setattr("kernel.backends.reference.backend.score_batch", fail)
+    with pytest.raises(
+        InvalidArgumentError, match=r"^q.shape\[0\] = 206: backend reference needs more memory"
+    ):
+        scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=return_scores)

@@ -186,6 +186,53 @@ def test_expected_ids_are_looked_at_whatever_they_hold(ids: list[int]) -> None:
     assert mismatched_rows(wrong, oracle.scores, oracle.block_ids, oracle, 1.0) == 1
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [[0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 5, 4], [5, 4, 3, 2, 1, 0], [0, 1, 2, 3, 4, 6], [0, 1, 2, 3, 4, -1]],
+)
+def test_expected_ids_must_be_a_selection_even_of_equal_blocks(ids: list[int]) -> None:
+    """Six equal scores: any exchange is close enough, a repeated id or another order is wrong."""
+    case, oracle = six_blocks([1.0] * 6, bound=10.0, topk=6)
+    right = dataclasses.replace(case, expected_block_ids=oracle.block_ids)
+    assert mismatched_rows(right, oracle.scores, oracle.block_ids, oracle, 1.0) == 0
+    wrong = dataclasses.replace(case, expected_block_ids=np.array([[ids]], dtype=np.int32))
+    assert mismatched_rows(wrong, oracle.scores, oracle.block_ids, oracle, 1.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("padding", "mismatches"), [([-1, -1], 0), ([-7, -7], 1), ([-1, -7], 1), ([5, -1], 1)]
+)
+def test_expected_ids_are_padded_with_minus_one(padding: list[int], mismatches: int) -> None:
+    case, oracle = six_blocks(RIGHT, bound=10.0, topk=8)
+    ids = np.array([[[0, 1, 2, 3, 4, 5, *padding]]], dtype=np.int32)
+    expecting = dataclasses.replace(case, expected_block_ids=ids)
+    assert mismatched_rows(expecting, oracle.scores, oracle.block_ids, oracle, 1.0) == mismatches
+
+
+def test_ties_of_forced_blocks_must_be_in_order_in_expected_ids() -> None:
+    case, oracle = six_blocks([1.0, 2.0, 3.0, 4.0, 1e29, 1e29], bound=10.0)
+    case = dataclasses.replace(
+        case, local_blocks=2, expected_block_ids=np.array([[[5, 4, 3]]], dtype=np.int32)
+    )
+    assert mismatched_rows(case, oracle.scores, oracle.block_ids, oracle, 1.0) == 1
+
+
+def test_a_tie_of_the_oracle_alone_may_be_broken_by_rounding() -> None:
+    case, oracle = six_blocks([1.0, 2.0, 2.0, 0.0, 0.0, 0.0], bound=0.1, topk=2)
+    case = dataclasses.replace(case, expected_block_ids=oracle.block_ids)
+    got = np.array([[[1.0, 2.0, 2.05, 0.0, 0.0, 0.0]]], dtype=np.float32)
+    assert select(got, case).tolist() == [[[2, 1]]]
+    assert mismatched_rows(case, got, select(got, case), oracle, 1.0) == 0
+
+
+def test_expected_ids_must_be_those_of_the_expected_scores() -> None:
+    case, oracle = six_blocks(RIGHT, bound=10.0)
+    case = dataclasses.replace(
+        case, expected_scores=oracle.scores, expected_block_ids=np.array([[[0, 2, 1]]], dtype=np.int32)
+    )
+    assert mismatched_rows(case, oracle.scores, oracle.block_ids, oracle, 1.0) == 1
+
+
 def test_swapped_layout_is_found(case: Case, oracle: OracleResult) -> None:
     """Ids in token-major order under a head-major shape."""
     swapped = np.ascontiguousarray(oracle.block_ids.transpose(1, 0, 2)).reshape(oracle.block_ids.shape)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 
 from kernel.backends.base import Order, Precision
-from kernel.backends.cpu.score import Scorer
+from kernel.backends.cpu.score import ScoreStream
 from kernel.backends.cpu.topk import RunningTopk, select_topk
 from kernel.batch import ScoreBatch
+from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import quantize_keys
-from kernel.page import BLOCK_TOKENS, codes_of, scales_of
+from kernel.page import codes_of, scales_of
 
 
 class CpuBackend:
@@ -25,7 +26,7 @@ class CpuBackend:
     def __init__(self, precision: Precision = "exact") -> None:
         self.device = torch.device("cpu")
         self.precision: Precision = precision
-        self._scorer = Scorer()
+        self._stream = ScoreStream()
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`."""
@@ -44,7 +45,7 @@ class CpuBackend:
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
-        for chunk in self._scorer.chunks(batch):
+        for chunk in self._stream.chunks(batch):
             rows = scores[:, chunk.tokens]
             end = 0
             for part in chunk.parts:
@@ -64,7 +65,7 @@ class CpuBackend:
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         """See :meth:`kernel.backends.base.Backend.select`."""
         heads, _, k = block_ids.shape
-        for chunk in self._scorer.chunks(batch):
+        for chunk in self._stream.chunks(batch):
             running = RunningTopk(chunk.num_blocks.repeat_interleave(heads), k)
             for part in chunk.parts:
                 running.add(part.scores.flatten(1))

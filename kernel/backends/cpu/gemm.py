@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.nvfp4 import E4M3_NAN
-from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 ROW_WIDTHS = (512, 256, 128, 64, 32, 16)
 """Rows of a tile, widest first."""
@@ -32,7 +32,7 @@ def group_blocks(width: int) -> int:
     return min(MAX_GROUP_BLOCKS, PRODUCT_CELLS // (width * BLOCK_TOKENS))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowTile:
     """The queries of some consecutive rows, ready to be multiplied."""
 
@@ -65,9 +65,9 @@ class RowTiles:
         while start < total:
             width = self._width(total - start)
             end = min(start + width, total)
-            padded = torch.zeros((HEAD_DIM, width), dtype=self.dtype)
+            padded = torch.zeros((HEAD_DIM, width), dtype=self.dtype, device="cpu")
             padded[:, : end - start] = queries[start:end].float().t()
-            rows = torch.arange(start, start + width).clamp_(max=end - 1)
+            rows = torch.arange(start, start + width, dtype=torch.int64, device="cpu").clamp_(max=end - 1)
             tiles.append(
                 RowTile(
                     rows=slice(start, end),
@@ -88,13 +88,13 @@ class RowTiles:
         return next((w for w in self.widths if w <= rows), self.widths[-1])
 
 
-class TileScorer:
-    """Block scores of a tile, through one product buffer."""
+class TileMaxima:
+    """Block maxima of a tile's products, through one product buffer."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._product = torch.empty(PRODUCT_CELLS, dtype=dtype)
+        self._product = torch.empty(PRODUCT_CELLS, dtype=dtype, device="cpu")
 
-    def score(self, tile: RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
+    def write(self, tile: RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor) -> None:
         """Largest ``q . k`` over the causal tokens of each block, -inf where there is none.
 
         Args:
@@ -109,7 +109,9 @@ class TileScorer:
         whole_tokens = (tile.first_position + 1 - first_position) // BLOCK_TOKENS * BLOCK_TOKENS
         if whole_tokens < tokens:
             masked = max(whole_tokens, 0)
-            positions = torch.arange(first_position + masked, first_position + tokens)
+            positions = torch.arange(
+                first_position + masked, first_position + tokens, dtype=torch.int64, device="cpu"
+            )
             product[masked:].masked_fill_(positions[:, None] > tile.positions, -torch.inf)
         blocks = product.view(-1, BLOCK_TOKENS, width)[:, :, : out.shape[1]]
         if product.dtype == out.dtype:
@@ -121,15 +123,15 @@ class TileScorer:
 @functools.cache
 def agreeing_shapes() -> tuple[torch.dtype, tuple[int, ...]]:
     """The format to multiply in and the row widths that agree bit for bit, found by a trial of 0.1 s."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     queries = _inexact_values(ROW_WIDTHS[0], generator)
     tokens = group_blocks(ROW_WIDTHS[0]) * BLOCK_TOKENS
     keys = _inexact_values(MAX_GROUP_BLOCKS * BLOCK_TOKENS, generator)
     transposed = queries.t().contiguous()
-    product = torch.cat([torch.mm(part, transposed) for part in torch.split(keys, tokens)])
-    key_order = torch.randperm(tokens, generator=generator)
-    query_order = torch.randperm(queries.shape[0], generator=generator)
-    moved = torch.mm(keys[key_order], queries[query_order].t().contiguous())
+    product = torch.cat([_product(part, transposed) for part in torch.split(keys, tokens)])
+    key_order = torch.randperm(tokens, generator=generator, dtype=torch.int64, device="cpu")
+    query_order = torch.randperm(queries.shape[0], generator=generator, dtype=torch.int64, device="cpu")
+    moved = _product(keys[key_order], queries[query_order].t().contiguous())
     if not torch.equal(moved, product[key_order][:, query_order]):
         return torch.float64, ROW_WIDTHS
     widths = tuple(width for width in ROW_WIDTHS if _agrees(keys, queries[:width], product[:, :width]))
@@ -143,12 +145,18 @@ def _agrees(keys: torch.Tensor, queries: torch.Tensor, product: torch.Tensor) ->
     transposed = queries.t().contiguous()
     last = group_blocks(queries.shape[0]) * BLOCK_TOKENS
     counts = range(BLOCK_TOKENS, last + 1, BLOCK_TOKENS)
-    return all(torch.equal(torch.mm(keys[:tokens], transposed), product[:tokens]) for tokens in counts)
+    return all(torch.equal(_product(keys[:tokens], transposed), product[:tokens]) for tokens in counts)
+
+
+def _product(keys: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    # Into a given tensor, as in earnest: autocast would round the product to its own dtype.
+    out = torch.empty((keys.shape[0], queries.shape[1]), dtype=torch.float32, device="cpu")
+    return torch.mm(keys, queries, out=out)
 
 
 def _inexact_values(rows: int, generator: torch.Generator) -> torch.Tensor:
     """``[rows, 128]`` E4M3 values over all exponents, so that float32 sums depend on their order."""
-    encoded = torch.randint(0, 256, (rows, HEAD_DIM), dtype=torch.uint8, generator=generator)
+    encoded = torch.randint(0, 256, (rows, HEAD_DIM), dtype=torch.uint8, generator=generator, device="cpu")
     encoded[(encoded & 0x7F) == E4M3_NAN] = 0
     values: torch.Tensor = encoded.view(torch.float8_e4m3fn).float()
     return values

@@ -6,8 +6,9 @@ import functools
 
 import torch
 
+from kernel.contract import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM
 from kernel.nvfp4 import dequantize
-from kernel.page import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM, codes_of, scales_of
+from kernel.page import codes_of, scales_of
 
 _GROUP_BYTES = GROUP_DIMS // 2
 """Code bytes that share a scale."""
@@ -20,7 +21,7 @@ def build_pair_table(dtype: torch.dtype) -> torch.Tensor:
     Returns:
         ``[65536]`` pairs, index ``scale * 256 + code``: 512 KiB in float32, which stays in L2.
     """
-    every_byte = torch.arange(256, dtype=torch.uint8)
+    every_byte = torch.arange(256, dtype=torch.uint8, device="cpu")
     values = dequantize(every_byte.expand(256, 256), every_byte[:, None].expand(256, 256 // _GROUP_BYTES))
     return torch.view_as_complex(values.to(dtype).view(-1, 2))
 
@@ -30,8 +31,10 @@ class KeyReader:
 
     def __init__(self, pair_table: torch.Tensor, max_blocks: int) -> None:
         self._table = pair_table
-        self._indices = torch.empty((max_blocks, BLOCK_TOKENS, GROUPS, _GROUP_BYTES), dtype=torch.int64)
-        self._pairs = torch.empty(self._indices.numel(), dtype=pair_table.dtype)
+        self._indices = torch.empty(
+            (max_blocks, BLOCK_TOKENS, GROUPS, _GROUP_BYTES), dtype=torch.int64, device="cpu"
+        )
+        self._pairs = torch.empty(self._indices.numel(), dtype=pair_table.dtype, device="cpu")
 
     def read(self, pages: torch.Tensor, page_ids: torch.Tensor) -> torch.Tensor:
         """Keys of pages.

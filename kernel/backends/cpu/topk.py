@@ -33,9 +33,9 @@ def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> to
     Returns:
         ``[rows, blocks]`` int64, ``ABSENT`` at and past a row's ``num_blocks``.
     """
-    ids = torch.arange(first_block, first_block + scores.shape[1])
+    ids = torch.arange(first_block, first_block + scores.shape[1], dtype=torch.int64, device=scores.device)
     # + 0.0 turns -0.0 into +0.0.
-    bits = torch.where(scores.isnan(), -torch.inf, scores + 0.0).view(torch.int32)
+    bits = (scores + 0.0).masked_fill_(scores.isnan(), -torch.inf).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     keys = (ordered.long() << 32) | (_MAX_ID - ids)
     return keys.masked_fill_(ids >= num_blocks[:, None], ABSENT)
@@ -84,8 +84,9 @@ class RunningTopk:
     def __init__(self, num_blocks: torch.Tensor, k: int) -> None:
         rows = num_blocks.shape[0]
         self._num_blocks = num_blocks
-        self._best = torch.full((rows, k), ABSENT)
-        self._pending = torch.empty((min(_PENDING_BLOCKS, int(num_blocks.max())), rows))
+        self._best = torch.full((rows, k), ABSENT, dtype=torch.int64, device="cpu")
+        pending = (min(_PENDING_BLOCKS, int(num_blocks.max())), rows)
+        self._pending = torch.empty(pending, dtype=torch.float32, device="cpu")
         self._first_pending = 0
         self._num_pending = 0
 

@@ -12,7 +12,7 @@ from kernel.backends.reference.quantizer import quantize_keys
 from kernel.backends.reference.scorer import score_batch
 from kernel.backends.reference.selection import best_blocks, in_block_order
 from kernel.batch import ScoreBatch
-from kernel.page import BLOCK_TOKENS
+from kernel.contract import BLOCK_TOKENS
 
 
 class ReferenceBackend:
@@ -47,7 +47,10 @@ class ReferenceBackend:
             head_ids[:] = _selected(head_scores, num_blocks.numpy(), head_ids.shape[1], order)
 
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
-        """Score and select; rows of requests that are not in the batch are left alone."""
+        """Score and select; rows of requests that are not in the batch are left alone.
+
+        The scores are all made first, so memory grows with queries times context.
+        """
         num_blocks = batch.num_blocks_per_query()
         shape = (batch.num_heads, batch.total_q, batch.num_score_blocks)
         scores = np.full(shape, -np.inf, dtype=np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernel.backends.reference.quantizer import dequantize_keys
-from kernel.page import CODE_BYTES, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
+from kernel.contract import CODE_BYTES, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
 
 
 def write_token(

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kernel.backends.reference.formats import E2M1_MAGNITUDES, E4M3_MAX, E4M3_MIN, e4m3_bytes, e4m3_values
-from kernel.page import GROUP_DIMS
+from kernel.contract import GROUP_DIMS
 
 CODE_THRESHOLDS: NDArray[np.float64] = (E2M1_MAGNITUDES[:-1] + E2M1_MAGNITUDES[1:]) / 2
 """``.25, .75, 1.25, 1.75, 2.5, 3.5, 5``: a magnitude above the i-th, times the scale, is above code i."""

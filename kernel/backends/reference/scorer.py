@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kernel.backends.reference.formats import e4m3_values
 from kernel.backends.reference.page_bytes import read_tokens
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
-from kernel.page import BLOCK_TOKENS, HEAD_DIM
+from kernel.contract import BLOCK_TOKENS
 
 
 def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:
@@ -41,8 +41,8 @@ def score_bounds(batch: ScoreBatch) -> NDArray[np.float64]:
 
 def _queries(batch: ScoreBatch) -> NDArray[np.float64]:
     """Head-major query values, ``[H, total_q, 128]``."""
-    octets: NDArray[np.uint8] = batch.q.view(torch.uint8).numpy()
-    return e4m3_values(octets).transpose(1, 0, 2)
+    queries: NDArray[np.float64] = e4m3_values(batch.q.view(torch.uint8).numpy()).transpose(1, 0, 2)
+    return queries
 
 
 def _rows(request: Request) -> slice:
@@ -68,7 +68,9 @@ def _best_products(
         keys = read_tokens(pages[block_table[request.table_row, block]], tokens)
         if magnitudes:
             keys = np.abs(keys)
-        products = (queries[:, first_query:].reshape(-1, HEAD_DIM) @ keys.T).reshape(heads, -1, tokens)
+        # Not a matrix product of BLAS: an oracle must not depend on kernels that differ from CPU to CPU, of
+        # which some have been wrong. These are numpy's own loops.
+        products = np.einsum("hqd,td->hqt", queries[:, first_query:], keys)
         causal = first_token + np.arange(tokens) <= positions[first_query:, None]
         # The sum of 128 products starts from +0.0, so a score of zero is never -0.0.
         best[:, first_query:, block] = np.where(causal, products, -np.inf).max(axis=2) + 0.0
