@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from client.command_line import NAME, CommandLine
+from client.commands.bench import bench
 from client.commands.demo import demo
 from client.commands.doctor import doctor
 from client.commands.score import score
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (demo, doctor, score, verify):
+for command in (bench, demo, doctor, score, verify):
     app.command(epilog=EXIT_CODES)(command)
 
 

@@ -1,10 +1,12 @@
-"""Speed of the triton backend on one GPU: every stage and the pipeline, cold, beside the yardsticks of the same run.
+"""Speed of the triton backend on one GPU: every stage and the pipeline, cold, beside the run's own
+yardsticks.
 
     python -m tests.benchmarks.bench_gpu [--json FILE] [--rounds N]
 
-Cold: calls rotate over sets of pages larger than twice the last-level cache, at permuted places. Work is counted from
-the visible blocks. A time is the median of the rounds; a round runs every set once between two events (decode and
-insert as replays of a graph, so that the host's launches do not count). Random data throughout.
+Cold: calls rotate over sets of pages larger than twice the last-level cache, at permuted places. Work is
+counted
+from the visible blocks. A time is the median of the rounds; a round runs every set once between two events
+(decode and insert as replays of a graph, so that the host's launches do not count). Random data throughout.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,8 +30,8 @@ from kernel.backends.triton.backend import TritonBackend
 from kernel.backends.triton.decode_graph import DecodeGraph
 from kernel.backends.triton.topk import select_grouped
 from kernel.batch import Request, ScoreBatch
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES
 from kernel.nvfp4 import build_lut
-from kernel.page import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES
 
 QUERIES, TOPK = 8192, 16
 CONTEXTS = (131_072, 524_288)
@@ -55,7 +58,8 @@ PEER_MS = {
     "decode + top-k 32 x 4 x 131072": (0.313, 0.204),
     "decode + top-k 1 x 1 x 524288": (0.141, 0.154),
 }
-"""vLLM 0.33's Triton kernels with bfloat16 and with fp8 keys, ms, measured earlier on an H200 of the same kind."""
+"""vLLM 0.33's Triton kernels with bfloat16 and with fp8 keys, ms, measured earlier on an H200 of the same
+kind."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,8 @@ def milliseconds(calls: Sequence[Callable[[], object]], rounds: int) -> float:
         end.record()
         times.append((start, end))
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in times) / len(calls)
+    median: float = statistics.median(start.elapsed_time(end) for start, end in times)
+    return median / len(calls)
 
 
 def graphed(calls: Sequence[Callable[[], object]], rounds: int) -> float:
@@ -101,7 +106,9 @@ def graphed(calls: Sequence[Callable[[], object]], rounds: int) -> float:
 def random_pages(num_pages: int) -> torch.Tensor:
     """``[num_pages, 9216]`` uint8 of random codes; scales 2^-3 to 3.75."""
     pages = torch.randint(0, 256, (num_pages, PAGE_BYTES), dtype=torch.uint8, device="cuda")
-    pages[:, CODE_BYTES:] = torch.randint(0x20, 0x48, (num_pages, SCALE_BYTES), dtype=torch.uint8, device="cuda")
+    pages[:, CODE_BYTES:] = torch.randint(
+        0x20, 0x48, (num_pages, SCALE_BYTES), dtype=torch.uint8, device="cuda"
+    )
     return pages
 
 
@@ -153,18 +160,21 @@ def prefill(heads: int, keys: int, precision: Precision, rounds: int) -> list[Me
     def line(name: str, ms: float, work: float, unit: str) -> Measured:
         return Measured(f"{name} {shape}", precision, ms, work / ms / 1e9, unit)
 
-    select_ms = milliseconds([lambda batch=batch: backend.select(batch, ids, "score") for batch in batches], rounds)  # type: ignore[misc]
+    select_ms = milliseconds([partial(backend.select, batch, ids, "score") for batch in batches], rounds)
     chunks = backend.chunks(batches[0])
     keys_of_set = backend.dequantized(batches[0], chunks[0], None)
     buffers = [backend.score_buffers(chunk) for chunk in chunks]
-    score_ms = milliseconds(
-        [lambda: [backend.score_chunk(batches[0], c, keys_of_set, *b) for c, b in zip(chunks, buffers)]], rounds
-    )
+
+    def score_all() -> None:
+        for chunk, parts in zip(chunks, buffers):
+            backend.score_chunk(batches[0], chunk, keys_of_set, *parts)
+
+    score_ms = milliseconds([score_all], rounds)
     topk_ms = 0.0
     for chunk, (scores, maxima, info) in zip(chunks, buffers):
         backend.score_chunk(batches[0], chunk, keys_of_set, scores, maxima, info)
-        call = lambda s=scores, m=maxima, i=info, r=chunk.rows: select_grouped(s, m, i[0], i[1], r, ids, "score")  # noqa: E731
-        topk_ms += graphed([call], rounds)
+        select_rows = partial(select_grouped, scores, maxima, info[0], info[1], chunk.rows, ids, "score")
+        topk_ms += graphed([select_rows], rounds)
     rows = heads * QUERIES
     topk_bytes = 4.0 * rows * (blocks / 16 + 16 * 16 + TOPK)
     return [
@@ -202,7 +212,9 @@ def decode(requests: int, queries: int, keys: int, precision: Precision, rounds:
     offsets = torch.arange(0, requests * queries + 1, queries, dtype=torch.int32, device="cuda")
     seq_lens = torch.full((requests,), keys, dtype=torch.int32, device="cuda")
     q = random_queries(requests * queries, 1)
-    steps = [DecodeGraph(backend, q, pages, table, offsets, seq_lens, max_queries=queries) for table in tables]
+    steps = [
+        DecodeGraph(backend, q, pages, table, offsets, seq_lens, max_queries=queries) for table in tables
+    ]
     ms = milliseconds([step.replay for step in steps], rounds)
     return Measured(
         f"decode + top-k {requests} x {queries} x {keys}", precision, ms, step_bytes / ms / 1e9, "TB/s"
@@ -215,13 +227,15 @@ def insert(rounds: int) -> list[Measured]:
     num_bytes = INSERT_TOKENS * (2 * HEAD_DIM + PAGE_BYTES // BLOCK_TOKENS)
     sets = cold_sets(num_bytes) + 8
     keys = [torch.randn(INSERT_TOKENS, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-    pages = [torch.empty(INSERT_TOKENS // BLOCK_TOKENS, PAGE_BYTES, dtype=torch.uint8, device="cuda") for _ in keys]
+    pages = [
+        torch.empty(INSERT_TOKENS // BLOCK_TOKENS, PAGE_BYTES, dtype=torch.uint8, device="cuda") for _ in keys
+    ]
     slots = torch.randperm(INSERT_TOKENS // BLOCK_TOKENS, device="cuda")[:, None] * BLOCK_TOKENS
     slots = (slots + torch.arange(BLOCK_TOKENS, device="cuda")).flatten()
     copies = [torch.randint(0, 255, (num_bytes // 2,), dtype=torch.uint8, device="cuda") for _ in keys]
     targets = [torch.empty_like(copy) for copy in copies]
-    own = graphed([lambda k=k, p=p: backend.insert(k, p, slots) for k, p in zip(keys, pages)], rounds)  # type: ignore[misc]
-    copy = graphed([lambda s=s, t=t: t.copy_(s) for s, t in zip(copies, targets)], rounds)  # type: ignore[misc]
+    own = graphed([partial(backend.insert, k, p, slots) for k, p in zip(keys, pages)], rounds)
+    copy = graphed([partial(t.copy_, s) for s, t in zip(copies, targets)], rounds)
     return [
         Measured(f"insert {INSERT_TOKENS} bfloat16 keys", "", own, num_bytes / own / 1e9, "TB/s"),
         Measured("copy of the same bytes", "", copy, num_bytes / copy / 1e9, "TB/s"),
@@ -261,7 +275,11 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     found = measure(options.rounds)
     if options.json:
-        report = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rounds": options.rounds}
+        report = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "rounds": options.rounds,
+        }
         options.json.write_text(json.dumps(report | {"measured": [asdict(line) for line in found]}, indent=1))
     print_report(found, Console(width=110))
 

@@ -47,11 +47,21 @@ class Buffers:
         self.cu_seqlens_q.copy_(call.cu_seqlens_q)
         self.seq_lens.copy_(call.seq_lens)
 
-    def capture(self, backend: TritonBackend, topk: int = 16, order: Order = "score", local_blocks: int = 0) -> DecodeGraph:
+    def capture(
+        self, backend: TritonBackend, topk: int = 16, order: Order = "score", local_blocks: int = 0
+    ) -> DecodeGraph:
         """Capture a step on the buffers."""
         return DecodeGraph(
-            backend, self.q, self.pages, self.block_table, self.cu_seqlens_q, self.seq_lens,
-            max_queries=2, topk=topk, order=order, local_blocks=local_blocks,
+            backend,
+            self.q,
+            self.pages,
+            self.block_table,
+            self.cu_seqlens_q,
+            self.seq_lens,
+            max_queries=2,
+            topk=topk,
+            order=order,
+            local_blocks=local_blocks,
         )
 
 
@@ -75,7 +85,8 @@ def test_replays_follow_changed_lengths(gpu_backend: TritonBackend, heads: int, 
 
 
 def test_illegal_ids_and_lengths_stay_inside(gpu_backend: TritonBackend) -> None:
-    """A replay cannot refuse: page ids outside the cache and lengths past the table read nothing out of bounds."""
+    """A replay cannot refuse: page ids outside the cache and lengths past the table read nothing out of
+    bounds."""
     call = random_call(STEPS[0], 2, seed=79)
     buffers = Buffers(gpu_backend.device, 2, call.pages.shape[0])
     buffers.write(call)
@@ -97,12 +108,22 @@ def test_what_cannot_be_captured_is_refused(gpu_backend: TritonBackend) -> None:
     buffers = Buffers(gpu_backend.device, 4, 4)
     with pytest.raises(InvalidArgumentError, match="max_queries = 17"):
         DecodeGraph(
-            gpu_backend, buffers.q, buffers.pages, buffers.block_table, buffers.cu_seqlens_q, buffers.seq_lens,
+            gpu_backend,
+            buffers.q,
+            buffers.pages,
+            buffers.block_table,
+            buffers.cu_seqlens_q,
+            buffers.seq_lens,
             max_queries=17,
         )
     with pytest.raises(InvalidArgumentError, match=r"q\.shape"):
         DecodeGraph(
-            gpu_backend, buffers.q[:0], buffers.pages, buffers.block_table, buffers.cu_seqlens_q, buffers.seq_lens
+            gpu_backend,
+            buffers.q[:0],
+            buffers.pages,
+            buffers.block_table,
+            buffers.cu_seqlens_q,
+            buffers.seq_lens,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer import IndexerConfig, IndexScorer
-from kernel.backends.base import SCORE_TOLERANCE
+from kernel.backends.base import SCORE_TOLERANCE, Order
 from kernel.backends.triton.backend import TritonBackend
 from kernel.batch import Request
 from tests.support.calls import RAGGED, Values, random_call
@@ -23,14 +23,18 @@ def test_scores_lie_within_the_bound(gpu_backend: TritonBackend, heads: int, val
 
 
 def test_selection_is_that_of_the_scores(gpu_backend: TritonBackend) -> None:
-    """Prefill, decode and the fused selection agree in either precision, for enough rows for both top-k kernels."""
-    call = random_call([(4000, 700), (3000, 1), (2305, 16), (130, 129)], 4, seed=91, values="inexact").forcing(1, 1)
+    """Prefill, decode and the fused selection agree in either precision, for enough rows for both top-k
+    kernels."""
+    call = random_call(
+        [(4000, 700), (3000, 1), (2305, 16), (130, 129)], 4, seed=91, values="inexact"
+    ).forcing(1, 1)
     scores = scores_of(gpu_backend, call)
     num_blocks = call.batch().num_blocks_per_query()
-    for order in ("score", "block"):
+    orders: tuple[Order, ...] = ("score", "block")
+    for order in orders:
         for topk in (1, 16, 40):
-            expected = topk_of(gpu_backend, scores, num_blocks, topk, order)  # type: ignore[arg-type]
-            assert_same_bits(selection_of(gpu_backend, call, topk, order), expected)  # type: ignore[arg-type]
+            expected = topk_of(gpu_backend, scores, num_blocks, topk, order)
+            assert_same_bits(selection_of(gpu_backend, call, topk, order), expected)
 
 
 def test_results_name_their_precision(gpu_backend: TritonBackend) -> None:

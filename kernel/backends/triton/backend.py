@@ -1,4 +1,5 @@
-"""The triton backend: what :class:`kernel.backends.base.Backend` asks for, from the kernels beside this file."""
+"""The triton backend: what :class:`kernel.backends.base.Backend` asks for, from the kernels beside this
+file."""
 
 from __future__ import annotations
 
@@ -15,16 +16,17 @@ from kernel.backends.triton.score_prefill import score_tiles
 from kernel.backends.triton.topk import select_grouped, select_scores
 from kernel.backends.triton.tuning import PrefillTuning, tuning_for
 from kernel.batch import Request, ScoreBatch
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.nvfp4 import build_lut
-from kernel.page import BLOCK_TOKENS, HEAD_DIM
 
 
 class TritonBackend:
     """Triton kernels on one GPU.
 
-    ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the coarser
-    accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB): calls run one after another, on
-    one stream. No operation reads from the device.
+    ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the
+    coarser
+    accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB): calls run one after
+    another, on one stream. No operation reads from the device.
     """
 
     name = "triton"
@@ -43,7 +45,8 @@ class TritonBackend:
         return self.tuning.prefill_exact if self.precision == "exact" else self.tuning.prefill_fast
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative one."""
+        """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative
+        one."""
         insert_keys(keys.contiguous(), pages, slots.contiguous(), self.tuning.ptx)
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
@@ -94,7 +97,8 @@ class TritonBackend:
     ) -> None:
         while requests:
             groups = -(-max(request.num_blocks for request in requests) // GROUP_BLOCKS)
-            starts, rows = [], 0
+            starts: list[int] = []
+            rows = 0
             for request in requests:
                 if starts and (rows + request.query_len * batch.num_heads) * groups > SCORE_GROUPS:
                     break
@@ -109,12 +113,17 @@ class TritonBackend:
     def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[DeviceChunk]:
         """The parts that a call is run in; the default limit is that of :meth:`score_buffers`.
 
-        The last plan is kept with its tensors on the device: the layers of a model make the same call one after another.
+        The last plan is kept, on the device: the layers of a model make the same call one after another.
         """
         shape = (batch.requests, batch.num_heads, batch.block_table.shape[1], max_score_groups)
         if self._planned is None or self._planned[0] != shape:
-            limits = {"max_blocks": WORKSPACE_BLOCKS, "max_score_groups": max_score_groups}
-            plan = chunks(batch.requests, batch.num_heads, batch.block_table.shape[1], **limits)
+            plan = chunks(
+                batch.requests,
+                batch.num_heads,
+                batch.block_table.shape[1],
+                max_blocks=WORKSPACE_BLOCKS,
+                max_score_groups=max_score_groups,
+            )
             self._planned = (shape, [device_chunk(chunk, self.device) for chunk in plan])
         return self._planned[1]
 
@@ -160,7 +169,10 @@ class TritonBackend:
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
             splits=splits_of(
-                chunk.tiles.shape[0], chunk.num_blocks, self.tuning.multiprocessors, tuning.programs_per_multiprocessor
+                chunk.tiles.shape[0],
+                chunk.num_blocks,
+                self.tuning.multiprocessors,
+                tuning.programs_per_multiprocessor,
             ),
             tuning=tuning,
             ptx=self.tuning.ptx,
@@ -183,8 +195,8 @@ class TritonBackend:
             batch.block_table,
             self.decode_table,
             *request_rows(requests, out_starts, self.device),
-            scores,
-            row_info,
+            scores=scores,
+            row_info=row_info,
             max_queries=max(request.query_len for request in requests),
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,

@@ -13,7 +13,8 @@ SCORE_GROUPS = 1 << 22
 
 
 class Buffers:
-    """Named buffers. A call's contents are dead when the next call begins; calls run one after another on one stream."""
+    """Named buffers. A call's contents are dead when the next call begins; calls run one after another on
+    one stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -1,6 +1,7 @@
 """A decode step captured once in a CUDA or HIP graph and replayed for any lengths.
 
-A replay reads queries, pages, block table, offsets and lengths from the buffers it was captured with, and nothing on the
+A replay reads queries, pages, block table, offsets and lengths from the buffers it was captured with, and
+nothing on the
 host: the caller writes the next step into those buffers and replays.
 """
 
@@ -14,17 +15,18 @@ from kernel.backends.triton.plan import GROUP_BLOCKS
 from kernel.backends.triton.score_decode import MAX_ROWS, score_requests
 from kernel.backends.triton.topk import select_grouped
 from kernel.checks import check_forced_blocks, check_order, check_tensor, check_topk
+from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError
-from kernel.page import HEAD_DIM, as_pages
+from kernel.page import as_pages
 
 
 class DecodeGraph:
     """One decode step with fixed buffers.
 
-    Lengths and page ids are read by kernels and cannot be refused: a page id outside the cache is read as the nearest one
-    inside it, a length past the block table as its width, and queries of a request past ``max_queries`` get no ids.
-    Nothing is read or written out of bounds, whatever they are. Requests of no query, or ``seq_len`` 0 with no query,
-    pad the batch; rows of ``q`` past the last request get ``-1``.
+    Lengths and page ids are read by kernels and cannot be refused: a page id outside the cache is read as the
+    nearest one inside it, a length past the block table as its width, and queries of a request past
+    ``max_queries`` get no ids. Nothing is read or written out of bounds, whatever they are. Requests of no
+    query pad the batch; rows of ``q`` past the last request get ``-1``.
 
     Args:
         backend: whose kernels and precision are used.
@@ -79,7 +81,10 @@ class DecodeGraph:
         heads, rows = q.shape[1], q.shape[0] * q.shape[1]
         if not 1 <= max_queries * heads <= MAX_ROWS:
             raise InvalidArgumentError(
-                "max_queries", max_queries, f"must be 1 to {MAX_ROWS // heads}", "score longer requests as prefill"
+                "max_queries",
+                max_queries,
+                f"must be 1 to {MAX_ROWS // heads}",
+                "score longer requests as prefill",
             )
         if not batch or not rows or not block_table.shape[1]:
             raise InvalidArgumentError("q.shape", tuple(q.shape), "an empty step", "capture one of some rows")
@@ -104,7 +109,8 @@ class DecodeGraph:
             self._step()
 
     def replay(self) -> torch.Tensor:
-        """Run the step on what the buffers hold now; ``block_ids`` is valid once the current stream gets there."""
+        """Run the step on what the buffers hold now; ``block_ids`` is valid once the current stream gets
+        there."""
         self._graph.replay()
         return self.block_ids
 
@@ -134,6 +140,4 @@ class DecodeGraph:
             ptx=tuning.ptx,
             hopper=tuning.hopper,
         )
-        select_grouped(
-            self._scores, None, num_blocks, row_ids, row_ids.shape[0], self.block_ids, self._order
-        )
+        select_grouped(self._scores, None, num_blocks, row_ids, row_ids.shape[0], self.block_ids, self._order)

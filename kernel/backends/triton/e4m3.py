@@ -1,8 +1,11 @@
 """Device helpers: the E4M3 keys of a page's codes and scales, and E4M3 widened to float16.
 
-Order of dims. A thread that feeds a matrix instruction from its registers holds W dims of every 4 * W (W = 2 for float16,
-4 for E4M3). The dims of queries and keys are put in an order in which those are 32 dims that lie side by side in a
-page, so that they are read by one 16-byte load and never change threads; and in which the even dims of eight come
+Order of dims. A thread that feeds a matrix instruction from its registers holds W dims of every 4 * W (W = 2
+for float16,
+4 for E4M3). The dims of queries and keys are put in an order in which those are 32 dims that lie side by
+side in a
+page, so that they are read by one 16-byte load and never change threads; and in which the even dims of eight
+come
 before the odd ones, as the low nibbles and the high nibbles of four bytes:
 
     column = 4 * W * n + W * c + e   holds place  32 * c + W * n + e        c < 4, e < W
@@ -10,7 +13,8 @@ before the odd ones, as the low nibbles and the high nibbles of four bytes:
 
 The products of a score are thereby added in another order, the same in every kernel.
 
-Widened to float16 every E4M3 value is exact. Without PTX the byte's bits are moved seven places up, which is the
+Widened to float16 every E4M3 value is exact. Without PTX the byte's bits are moved seven places up, which is
+the
 value times 2^-8, subnormals included: products of widened values must be multiplied by :func:`product_scale`.
 """
 
@@ -30,11 +34,7 @@ def permuted_dim(column, W: tl.constexpr):
 @triton.jit
 def widened(octets, PTX: tl.constexpr):
     """Finite E4M3 bytes (uint8) as float16; times 2^-8 without PTX."""
-    if PTX:
-        values = octets.to(tl.float8e4nv, bitcast=True).to(tl.float16)
-    else:
-        values = _raised(octets)
-    return values
+    return octets.to(tl.float8e4nv, bitcast=True).to(tl.float16) if PTX else _raised(octets)
 
 
 @triton.jit
@@ -83,6 +83,7 @@ def _raised(octets):
 
 @triton.jit
 def _e2m1(codes):
-    """The values of the codes in the low nibbles, float16: their bits as those of a float16 are the value times 2^-14."""
+    """The values of the codes in the low nibbles, float16: their bits as those of a float16 are the value
+    times 2^-14."""
     bits = codes.to(tl.uint16)
     return (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.float16, bitcast=True) * 16384.0

@@ -1,6 +1,7 @@
 """Quantise keys to NVFP4 and scatter them into pages.
 
-A program takes 64 keys. Floor: 256 B of a bfloat16 key in, 72 B out; 65,536 keys are 21.5 MB, 5 us at 4.3 TB/s.
+A program takes 64 keys. Floor: 256 B of a bfloat16 key in, 72 B out; 65,536 keys are 21.5 MB, 5 us at 4.3
+TB/s.
 """
 
 from __future__ import annotations
@@ -35,13 +36,20 @@ def _scale_values(octets):
 def _exceeds(magnitude, limit, PTX: tl.constexpr):
     """1.0 where a magnitude strictly exceeds its limit, else 0.0.
 
-    The limit, a product of 3 significant bits and 4, is exact. With PTX by a saturating fused multiply-add, which runs
-    at twice the rate of a comparison: 2^100 times the difference, whose sign is exact, is at least 1 or at most 0.
+    The limit, a product of 3 significant bits and 4, is exact. With PTX a saturating fused multiply-add,
+    which
+    runs at twice the rate of a comparison: 2^100 times the difference is at least 1 or at most 0, its sign
+    exact.
     """
     if PTX:
         scaled = tl.broadcast_to(limit * -1.2676506002282294e30, magnitude.shape)
         above = tl.inline_asm_elementwise(
-            "fma.rn.sat.f32 $0, $1, 0f71800000, $2;", "=f,f,f", [magnitude, scaled], dtype=tl.float32, is_pure=True, pack=1
+            "fma.rn.sat.f32 $0, $1, 0f71800000, $2;",
+            "=f,f,f",
+            [magnitude, scaled],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=1,
         )
     else:
         above = (magnitude > limit).to(tl.float32)
@@ -49,7 +57,9 @@ def _exceeds(magnitude, limit, PTX: tl.constexpr):
 
 
 @triton.jit
-def _insert_kernel(keys_ptr, slots_ptr, pages_ptr, page_stride, num_keys, num_slots, KEYS: tl.constexpr, PTX: tl.constexpr):
+def _insert_kernel(
+    keys_ptr, slots_ptr, pages_ptr, page_stride, num_keys, num_slots, KEYS: tl.constexpr, PTX: tl.constexpr
+):
     key = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     slot = tl.load(slots_ptr + key, mask=key < num_keys, other=-1)
     dims = tl.arange(0, 128)
@@ -70,7 +80,11 @@ def _insert_kernel(keys_ptr, slots_ptr, pages_ptr, page_stride, num_keys, num_sl
     page = pages_ptr + (slot // 128) * page_stride
     token = slot % 128
     written = ((slot >= 0) & (slot < num_slots))[:, None]
-    tl.store((page + token * 64)[:, None] + tl.arange(0, 64)[None, :], (low | (high << 4)).to(tl.uint8), mask=written)
+    tl.store(
+        (page + token * 64)[:, None] + tl.arange(0, 64)[None, :],
+        (low | (high << 4)).to(tl.uint8),
+        mask=written,
+    )
     tl.store((page + 8192 + token * 8)[:, None] + tl.arange(0, 8)[None, :], octets.to(tl.uint8), mask=written)
 
 
@@ -82,5 +96,13 @@ def insert_keys(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, pt
     if not keys.shape[0]:
         return
     _insert_kernel[(triton.cdiv(keys.shape[0], _KEYS),)](
-        keys, slots, pages, pages.stride(0), keys.shape[0], pages.shape[0] * 128, KEYS=_KEYS, PTX=ptx, num_warps=4
+        keys,
+        slots,
+        pages,
+        pages.stride(0),
+        keys.shape[0],
+        pages.shape[0] * 128,
+        KEYS=_KEYS,
+        PTX=ptx,
+        num_warps=4,
     )

@@ -1,7 +1,7 @@
 """Sorting networks over 16 (score, id) items that lie in registers, an item of every row at a time.
 
-A comparator looks at the score first and at the id where scores are equal (the lower id is better), so the result
-does not depend on the order of steps. Scores must not be NaN.
+A comparator looks at the score first and at the id where scores are equal (the lower id is better), so the
+result does not depend on the order of steps. Scores must not be NaN.
 """
 
 from __future__ import annotations
@@ -83,8 +83,14 @@ def columns(tile, ROWS: tl.constexpr):
     b00, b01 = tl.split(b0.reshape(ROWS, 2, 2))
     b10, b11 = tl.split(b1.reshape(ROWS, 2, 2))
     return (
-        tl.split(a00) + tl.split(a10) + tl.split(a01) + tl.split(a11)
-        + tl.split(b00) + tl.split(b10) + tl.split(b01) + tl.split(b11)
+        tl.split(a00)
+        + tl.split(a10)
+        + tl.split(a01)
+        + tl.split(a11)
+        + tl.split(b00)
+        + tl.split(b10)
+        + tl.split(b01)
+        + tl.split(b11)
     )
 
 

@@ -1,4 +1,4 @@
-"""Host-side plan of a prefill call: row tiles, chunks that fit the buffers, splits over keys. Integers only."""
+"""Host-side plan of a prefill call: row tiles, chunks that fit the buffers, splits over keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ GROUP_BLOCKS = 16
 """Blocks whose maximum is written beside the scores."""
 _PART_BLOCKS = 4
 TILE_FIELDS = 6
-"""Integers that describe a tile: first row in q, rows, rows before it in its request, prefix length, first block
+"""Integers that describe a tile: first row in q, rows, rows before it in its request, prefix length, first
+block
 of its request in the workspace, first row in the output."""
 
 
@@ -51,7 +52,8 @@ def chunks(
         num_heads: H.
         table_columns: columns of the block table.
         max_blocks: blocks that the workspace holds; a single request's blocks always fit.
-        max_score_groups: groups of 16 scores that the score buffer holds, at least one tile's; None: no limit,
+        max_score_groups: groups of 16 scores that the score buffer holds, at least one tile's; None: no
+        limit,
             scores go to the caller's buffer.
     """
     pending: list[Request] = []
@@ -71,7 +73,8 @@ def chunks(
 def splits_of(tiles: int, num_blocks: int, multiprocessors: int, programs_per_multiprocessor: int) -> int:
     """Parts that the keys of every tile are cut into: the number with the shortest last wave.
 
-    A part costs the loads of its queries and the filling of its pipeline, about as much as scoring some blocks.
+    A part costs the loads of its queries and the filling of its pipeline, about as much as scoring some
+    blocks.
     """
     places = multiprocessors * programs_per_multiprocessor
 
@@ -87,7 +90,10 @@ def _row_chunks(
 ) -> Iterator[Chunk]:
     first_blocks = np.cumsum([0] + [request.num_blocks for request in requests])
     table_cells = np.concatenate(
-        [np.arange(request.num_blocks, dtype=np.int64) + request.table_row * table_columns for request in requests]
+        [
+            np.arange(request.num_blocks, dtype=np.int64) + request.table_row * table_columns
+            for request in requests
+        ]
     )
     tiles: list[tuple[int, ...]] = []
     rows, num_blocks, changed = 0, 0, True
@@ -102,8 +108,17 @@ def _row_chunks(
                 tiles, rows, changed = [], 0, False
                 most = _tile_blocks(request, num_heads, start + count)
             first_row = request.query_start * num_heads + start
-            tiles.append((most_of_tile := _tile_blocks(request, num_heads, start + count), first_row, count, start,
-                          request.prefix_len, first_block, rows))
+            tiles.append(
+                (
+                    most_of_tile := _tile_blocks(request, num_heads, start + count),
+                    first_row,
+                    count,
+                    start,
+                    request.prefix_len,
+                    first_block,
+                    rows,
+                )
+            )
             rows += count
             num_blocks = max(most, most_of_tile)
     yield _chunk(tiles, table_cells, rows, num_blocks, changed)

@@ -41,10 +41,18 @@ def uploaded(values: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 def request_rows(
     requests: Sequence[Request], out_starts: Sequence[int], device: torch.device
-) -> tuple[torch.Tensor, ...]:
-    """Table rows, query starts, query ends, lengths and output starts: five ``[n]`` int32 views on the device."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Table rows, query starts, query ends, lengths and output starts: five ``[n]`` int32 views on the
+    device."""
     rows = [
-        (request.table_row, request.query_start, request.query_start + request.query_len, request.seq_len, out_start)
+        (
+            request.table_row,
+            request.query_start,
+            request.query_start + request.query_len,
+            request.seq_len,
+            out_start,
+        )
         for request, out_start in zip(requests, out_starts)
     ]
-    return tuple(uploaded(np.array(rows, dtype=np.int32).T.copy(), device))
+    columns = uploaded(np.array(rows, dtype=np.int32).T.copy(), device)
+    return columns[0], columns[1], columns[2], columns[3], columns[4]

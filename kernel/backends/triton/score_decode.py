@@ -1,13 +1,13 @@
 """Score requests of few queries straight from their pages, bound by memory.
 
-    a block's keys: M = 128 tokens, dequantised in registers       rows of the request: N = 16, 32 or 64
-    K = 128 dims as two halves of 64, in the order of the prefill kernel: the same bits
+    a block's keys: M = 128 tokens, dequantised in registers       rows of the request: N = 8 to 64
+    K = 128 dims, in the order of the prefill kernel: the same bits
 
 The blocks of all requests form one line that is cut into equal shares, one a program, whatever the lengths. A
 program finds its requests from the lengths on the device, so a captured launch serves any lengths.
 
-Floor: 9,216 B a block over the bandwidth. At 4.3 TB/s on 132 multiprocessors of 128 lanes and 1.7 GHz, 80 % of it
-leaves 4.7 lane instructions for each of the 16,384 elements of a block.
+Floor: 9,216 B a block over the bandwidth. At 4.3 TB/s on 132 multiprocessors at 1.7 GHz, 80 % of it leaves
+600 cycles for a block's 16,384 keys: 4.7 float-lane instructions an element, or 2.3 of the integer lanes.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def _decode_kernel(
 
 
 def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
-    """What the decode kernel looks scales up in, from ``[256, 8]`` uint8 of :func:`kernel.nvfp4.build_lut`."""
+    """What the decode kernel looks scales up in, from ``[256, 8]`` uint8 of
+    :func:`kernel.nvfp4.build_lut`."""
     if not hopper:
         return lut
     from kernel.backends.triton.hopper.score_decode import magnitude_rows
@@ -186,7 +187,8 @@ def score_requests(
         query_ends: ``[n]`` int32, the row of ``q`` past its last.
         seq_lens: ``[n]`` int32.
         out_starts: ``[n]`` int32, each request's first token in the output.
-        scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is written; with
+        scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is
+        written; with
             ``row_info``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
         row_info: ``[2, rows]`` int32, contiguous: each row's ``nb``, and its number in ``q``.
         max_queries: most queries of a request; times H at most 64.
@@ -200,7 +202,15 @@ def score_requests(
     """
     num_heads = q.shape[1]
     grouped = row_info is not None
-    line = (block_table, block_table.stride(0), block_table.shape[1], table_rows, query_starts, query_ends, seq_lens)
+    line = (
+        block_table,
+        block_table.stride(0),
+        block_table.shape[1],
+        table_rows,
+        query_starts,
+        query_ends,
+        seq_lens,
+    )
     outputs = (
         scores,
         row_info if grouped else seq_lens,
@@ -229,4 +239,6 @@ def score_requests(
             *cache, *line, out_starts, lut, *outputs, **options, PAGES=tuning.stages, maxnreg=tuning.registers
         )
     else:
-        _decode_kernel[(programs,)](*cache, *line, out_starts, lut, *outputs, **options, PTX=ptx, STAGES=tuning.stages)
+        _decode_kernel[(programs,)](
+            *cache, *line, out_starts, lut, *outputs, **options, PTX=ptx, STAGES=tuning.stages
+        )

@@ -1,15 +1,16 @@
 """Score row tiles against a workspace of keys: ``score = max over the causal tokens of a block of q . k``.
 
     grid (tiles, splits)          tile: 128 rows (token, head) of one request, M of the product
-    keys of a block: N = 128      K = 128 dims: one product a block, so a score's bits depend on its row and block only
+    keys of a block: N = 128      K = 128 dims: one product, so a score's bits depend on its row and block
+    only
 
-A program walks over its share of the key blocks, whole groups of 16. Blocks before every row's own need no mask
+A program walks over its share of the key blocks, whole groups of 16. Blocks before every row's own need no
+mask
 and run in a pipelined loop; the few around the diagonal are masked in a second one. 16 maxima are kept in
 registers and written as 64 bytes a row, with their own maximum beside them (a group maximum, for top-k).
 
 FLOP: 2 * 128 * 128 a row and block. On an H200 the E4M3 product of a tile and a block takes 512 cycles of a
-multiprocessor's tensor cores at the highest clock, and the maxima 256 of its 64 lanes: two programs on a
-multiprocessor hide one behind the other.
+multiprocessor's tensor cores, and the maxima 256 of its 64 lanes: one has to be hidden behind the other.
 """
 
 from __future__ import annotations
@@ -109,7 +110,18 @@ def _score_kernel(
         score = tl.where(block < init_blocks, _INIT, score)
         group = tl.where(slots[None, :] == block % 16, score[:, None], group)
         if block % 16 == 15:
-            _store_group(out, maxima_ptr, group, block, out_row + row, valid, group_stride, rows_total, columns, GROUPED)
+            _store_group(
+                out,
+                maxima_ptr,
+                group,
+                block,
+                out_row + row,
+                valid,
+                group_stride,
+                rows_total,
+                columns,
+                GROUPED,
+            )
             group = tl.full((128, 16), float("-inf"), tl.float32)
     tokens = tl.arange(0, 128)
     for block in tl.range(whole, end, num_stages=1):
@@ -122,13 +134,26 @@ def _score_kernel(
         score = tl.where(block < num_blocks, score, float("-inf"))
         group = tl.where(slots[None, :] == block % 16, score[:, None], group)
         if (block % 16 == 15) | (block == end - 1):
-            _store_group(out, maxima_ptr, group, block, out_row + row, valid, group_stride, rows_total, columns, GROUPED)
+            _store_group(
+                out,
+                maxima_ptr,
+                group,
+                block,
+                out_row + row,
+                valid,
+                group_stride,
+                rows_total,
+                columns,
+                GROUPED,
+            )
             group = tl.full((128, 16), float("-inf"), tl.float32)
     if not GROUPED:
         # The splits share the columns past the tile's last group, which nobody has written.
         group = tl.full((128, 16), float("-inf"), tl.float32)
         for column in range(groups * 16 + split * 16, columns, SPLITS * 16):
-            _store_group(out, maxima_ptr, group, column, row, valid, group_stride, rows_total, columns, GROUPED)
+            _store_group(
+                out, maxima_ptr, group, column, row, valid, group_stride, rows_total, columns, GROUPED
+            )
 
 
 @triton.jit
@@ -140,7 +165,9 @@ def _store_group(
     if GROUPED:
         cells = out[:, None] + (block // 16) * tl.cast(group_stride, tl.int64) + slots[None, :]
         tl.store(cells, group, mask=valid[:, None])
-        tl.store(maxima_ptr + (block // 16) * tl.cast(rows_total, tl.int64) + rows, tl.max(group, 1), mask=valid)
+        tl.store(
+            maxima_ptr + (block // 16) * tl.cast(rows_total, tl.int64) + rows, tl.max(group, 1), mask=valid
+        )
     else:
         column = (block // 16) * 16 + slots
         tl.store(out[:, None] + column[None, :], group, mask=valid[:, None] & (column < columns)[None, :])
@@ -168,10 +195,13 @@ def score_tiles(
         q: ``[total_q * H, 128]`` uint8 (E4M3 bytes), contiguous.
         keys: the workspace, see :mod:`kernel.backends.triton.dequantize`; its dtype decides the precision.
         tiles: ``[n, TILE_FIELDS]`` int32, see :mod:`kernel.backends.triton.plan`.
-        scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``, where every cell of the tiles' rows is written;
-            with ``maxima``, ``[groups, rows, 16]`` float32, contiguous, where the blocks of the tiles' rows are.
+        scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``, where every cell of the tiles' rows is
+        written;
+            with ``maxima``, ``[groups, rows, 16]`` float32, contiguous, where the blocks of the tiles' rows
+            are.
         maxima: ``[groups, rows]`` float32, contiguous, the maxima of each group of 16.
-        row_info: ``[2, rows]`` int32, contiguous, with ``maxima``: each row's ``nb``, and its number in ``q``.
+        row_info: ``[2, rows]`` int32, contiguous, with ``maxima``: each row's ``nb``, and its number in
+        ``q``.
         num_heads: H.
         init_blocks: blocks forced at a row's start.
         local_blocks: blocks forced at a row's end.

@@ -1,15 +1,16 @@
 """Top-k of block scores.
 
-Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best groups by maximum (ties by lower group,
-and lower groups hold lower ids), so for k up to 16 a row reads its maxima and 16 groups of 64 bytes, whatever its
-length. Two kernels:
+Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best groups by maximum (ties by
+lower
+group, and lower groups hold lower ids), so for k up to 16 a row reads its maxima and 16 groups of 64 bytes,
+whatever its length. Two kernels:
 
-    many rows   a thread a row, sorting networks in registers: 16 maxima at a time are sorted and merged with the
-                16 best so far; then the same with the scores of each of those 16 groups
+    many rows   a thread a row, sorting networks in registers: 16 maxima at a time are sorted and merged with
+                the 16 best so far; then the same with the scores of each of those 16 groups
     few rows    a program a row, the whole row in registers, its maximum taken k times (also for k above 16)
 
-Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 10 us at 4.3 TB/s. The networks take
-about 1,000 instructions for 16 items of 32 rows: 20 of them are 650 a row, 25 us on 132 multiprocessors.
+Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 10 us at 4.3 TB/s. The networks
+take about 1,000 instructions for 16 items of 32 rows: 20 of them are 650 a row, 25 us on 132 multiprocessors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,17 @@ def _cleaned(scores):
 
 
 @triton.jit
-def _row_addresses(row, num_blocks_ptr, row_ids_ptr, total_q, head_stride, token_stride, H: tl.constexpr, GROUPED: tl.constexpr, valid):
+def _row_addresses(
+    row,
+    num_blocks_ptr,
+    row_ids_ptr,
+    total_q,
+    head_stride,
+    token_stride,
+    H: tl.constexpr,
+    GROUPED: tl.constexpr,
+    valid,
+):
     """A row's blocks, the offset of its first score, its head and its token."""
     if GROUPED:
         nb = tl.load(num_blocks_ptr + row, mask=valid, other=0)
@@ -48,7 +59,14 @@ def _row_addresses(row, num_blocks_ptr, row_ids_ptr, total_q, head_stride, token
 
 @triton.jit
 def _maxima_kernel(
-    scores_ptr, num_blocks_ptr, maxima_ptr, rows_total, total_q, head_stride, token_stride, ROWS: tl.constexpr,
+    scores_ptr,
+    num_blocks_ptr,
+    maxima_ptr,
+    rows_total,
+    total_q,
+    head_stride,
+    token_stride,
+    ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -69,9 +87,24 @@ def _maxima_kernel(
 
 @triton.jit
 def _network_kernel(
-    scores_ptr, maxima_ptr, num_blocks_ptr, row_ids_ptr, ids_ptr,
-    rows_total, total_q, head_stride, token_stride, group_stride, ids_head_stride, ids_token_stride, ids_stride,
-    H: tl.constexpr, K: tl.constexpr, BY_BLOCK: tl.constexpr, GROUPED: tl.constexpr, PADDED: tl.constexpr,
+    scores_ptr,
+    maxima_ptr,
+    num_blocks_ptr,
+    row_ids_ptr,
+    ids_ptr,
+    rows_total,
+    total_q,
+    head_stride,
+    token_stride,
+    group_stride,
+    ids_head_stride,
+    ids_token_stride,
+    ids_stride,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    BY_BLOCK: tl.constexpr,
+    GROUPED: tl.constexpr,
+    PADDED: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -123,9 +156,22 @@ def _network_kernel(
 
 @triton.jit
 def _row_kernel(
-    scores_ptr, num_blocks_ptr, row_ids_ptr, ids_ptr,
-    total_q, head_stride, token_stride, group_stride, ids_head_stride, ids_token_stride, ids_stride, k,
-    H: tl.constexpr, BY_BLOCK: tl.constexpr, GROUPED: tl.constexpr, BLOCKS: tl.constexpr,
+    scores_ptr,
+    num_blocks_ptr,
+    row_ids_ptr,
+    ids_ptr,
+    total_q,
+    head_stride,
+    token_stride,
+    group_stride,
+    ids_head_stride,
+    ids_token_stride,
+    ids_stride,
+    k,
+    H: tl.constexpr,
+    BY_BLOCK: tl.constexpr,
+    GROUPED: tl.constexpr,
+    BLOCKS: tl.constexpr,
     PLACES: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -142,13 +188,15 @@ def _row_kernel(
     keys = tl.where(block < nb, keys, _NO_KEY)
     place = tl.arange(0, PLACES)
     ids = tl.full((PLACES,), _LAST_ID, tl.int32)
-    for i in range(0, tl.minimum(k, nb)):
+    for i in range(tl.minimum(k, nb)):
         best = tl.max(keys, 0)
         keys = tl.where(keys == best, _NO_KEY, keys)
         ids = tl.where(place == i, (best & 0x7FFFFFFF).to(tl.int32) ^ _LAST_ID, ids)
     where = place
     if BY_BLOCK:
-        before = (ids[None, :] < ids[:, None]) | ((ids[None, :] == ids[:, None]) & (place[None, :] < place[:, None]))
+        before = (ids[None, :] < ids[:, None]) | (
+            (ids[None, :] == ids[:, None]) & (place[None, :] < place[:, None])
+        )
         where = tl.sum(before.to(tl.int32), 1)
     out = ids_ptr + head.to(tl.int64) * ids_head_stride + token.to(tl.int64) * ids_token_stride
     tl.store(out + where * ids_stride, tl.where(ids == _LAST_ID, -1, ids), mask=where < k)
@@ -178,14 +226,31 @@ def select_grouped(
     heads, _, k = block_ids.shape
     if maxima is not None and k <= WIDTH and rows >= NETWORK_ROWS:
         _network_kernel[(triton.cdiv(rows, _ROWS),)](
-            scores, maxima, num_blocks, row_ids, block_ids, rows, 1, *strides,
-            H=heads, K=k, BY_BLOCK=order == "block", GROUPED=True, PADDED=True, ROWS=_ROWS, num_warps=1,
+            scores,
+            maxima,
+            num_blocks,
+            row_ids,
+            block_ids,
+            rows,
+            1,
+            *strides,
+            H=heads,
+            K=k,
+            BY_BLOCK=order == "block",
+            GROUPED=True,
+            PADDED=True,
+            ROWS=_ROWS,
+            num_warps=1,
         )
     else:
-        _launch_rows(rows, scores, num_blocks, row_ids, block_ids, 1, strides, scores.shape[0] * 16, order, True)
+        _launch_rows(
+            rows, scores, num_blocks, row_ids, block_ids, 1, strides, scores.shape[0] * 16, order, True
+        )
 
 
-def select_scores(scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order) -> None:
+def select_scores(
+    scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
+) -> None:
     """Select from plain scores, see :meth:`kernel.backends.base.Backend.topk`."""
     heads, total_q, width = scores.shape
     k, rows = block_ids.shape[2], heads * total_q
@@ -202,21 +267,52 @@ def select_scores(scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: tor
             scores, num_blocks, maxima, rows, total_q, *strides[:2], ROWS=32, GROUPS=16, num_warps=8
         )
         _network_kernel[(triton.cdiv(rows, _ROWS),)](
-            scores, maxima, num_blocks, num_blocks, block_ids, rows, total_q, *strides,
-            H=heads, K=k, BY_BLOCK=order == "block", GROUPED=False, PADDED=width % 16 == 0, ROWS=_ROWS, num_warps=1,
+            scores,
+            maxima,
+            num_blocks,
+            num_blocks,
+            block_ids,
+            rows,
+            total_q,
+            *strides,
+            H=heads,
+            K=k,
+            BY_BLOCK=order == "block",
+            GROUPED=False,
+            PADDED=width % 16 == 0,
+            ROWS=_ROWS,
+            num_warps=1,
         )
     else:
         _launch_rows(rows, scores, num_blocks, num_blocks, block_ids, total_q, strides, width, order, False)
 
 
 def _launch_rows(
-    rows: int, scores: torch.Tensor, num_blocks: torch.Tensor, row_ids: torch.Tensor, block_ids: torch.Tensor,
-    total_q: int, strides: tuple[int, ...], width: int, order: Order, grouped: bool,
+    rows: int,
+    scores: torch.Tensor,
+    num_blocks: torch.Tensor,
+    row_ids: torch.Tensor,
+    block_ids: torch.Tensor,
+    total_q: int,
+    strides: tuple[int, ...],
+    width: int,
+    order: Order,
+    grouped: bool,
 ) -> None:
     heads, _, k = block_ids.shape
     blocks = max(64, triton.next_power_of_2(width))
     _row_kernel[(rows,)](
-        scores, num_blocks, row_ids, block_ids, total_q, *strides, k,
-        H=heads, BY_BLOCK=order == "block", GROUPED=grouped, BLOCKS=blocks,
-        PLACES=triton.next_power_of_2(k), num_warps=min(16, max(1, blocks // 256)),
+        scores,
+        num_blocks,
+        row_ids,
+        block_ids,
+        total_q,
+        *strides,
+        k,
+        H=heads,
+        BY_BLOCK=order == "block",
+        GROUPED=grouped,
+        BLOCKS=blocks,
+        PLACES=triton.next_power_of_2(k),
+        num_warps=min(16, max(1, blocks // 256)),
     )

@@ -1,14 +1,15 @@
-"""The decode kernel of :mod:`kernel.backends.triton.score_decode` on Hopper, keys from a page to the tensor cores in registers.
+"""The decode kernel of :mod:`kernel.backends.triton.score_decode` on Hopper: from page to tensor cores in
+registers.
 
-A thread loads 16 bytes of codes (32 dims) of a token and their two scales, and makes of them what a warpgroup's matrix
-instruction wants from it as left operand, without shared memory and without a shuffle:
+A thread loads 16 bytes of codes (32 dims) of a token and their two scales, and makes of them what a
+warpgroup's matrix instruction wants from it as left operand, without shared memory and without a shuffle:
 
     lane of four     0             1             2             3
     bytes of codes   0..15         16..31        32..47        48..63       of a token, 64 contiguous bytes
     scales           0, 1          2, 3          4, 5          6, 7
 
-PAGES pages are loaded at a time and nothing is carried to the next ones: bytes that cross a loop's edge would be unpacked and
-packed again, one by one. Other programs of the multiprocessor work while one waits.
+PAGES pages are loaded at a time and nothing is carried to the next ones: bytes that cross a loop's edge would
+be unpacked and packed again, one by one. Other programs of the multiprocessor work while one waits.
 """
 
 from __future__ import annotations
@@ -16,17 +17,22 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 _INIT = gl.constexpr(INIT_SCORE)
 _LOCAL = gl.constexpr(LOCAL_SCORE)
 
-# The integer lanes are what limits decode (64 a cycle and multiprocessor on Hopper, half of the float lanes), so a scale's
-# eight E4M3 magnitudes come from a table (two registers), and a nibble of codes selects one by prmt. The four magnitudes
-# of even dims and of odd dims are put together, where their signs are one shift away or in place. Byte 0 of a table row,
-# the magnitude of code 0, holds the scale's sign in its bit 7: -0 instead of 0.
+# The integer lanes are what limits decode (64 a cycle and multiprocessor on Hopper, half of the float lanes),
+# so a scale's eight E4M3 magnitudes come from a table (two registers), and a nibble of codes selects one by
+# prmt. The four magnitudes of even dims and of odd dims are put together, where their signs are one shift
+# away or in place. Byte 0 of a table row, the magnitude of code 0, holds the scale's sign in its bit 7: -0,
+# not 0.
 _ROW = """
     .reg .b32 m0, m1, flip, v, w, x, y, even, odd;
     .reg .b16 ha, hb;
@@ -53,7 +59,8 @@ _WIDEN = """
 
 
 def _sixteen_keys(exact: bool) -> str:
-    """PTX that turns eight bytes of codes and a table row into 16 keys: for each word the even dims, then the odd ones."""
+    """PTX that turns eight bytes of codes and a table row into 16 keys: for each word the even dims, then
+    the odd ones."""
     outputs = 8 if exact else 4
     words = (f"${outputs}", f"${outputs + 1}")
     lines = [_ROW.replace("TABLE", f"${outputs + 2}")]
@@ -82,7 +89,8 @@ _FAST_CONSTRAINTS = gl.constexpr(_constraints(4))
 
 
 def magnitude_rows(lut: torch.Tensor) -> torch.Tensor:
-    """The table ``[256]`` int64 of a look-up table ``[256, 8]`` uint8: its rows, the scale's sign in bit 7."""
+    """The table ``[256]`` int64 of a look-up table ``[256, 8]`` uint8: its rows, the scale's sign in bit
+    7."""
     rows = lut.clone()
     rows[128:, 0] |= 0x80
     return rows.view(torch.int64).flatten()
@@ -118,7 +126,8 @@ def _load_page(pages_ptr, page_stride, page_id):
 
 @gluon.jit
 def _keys(codes, rows, MMA: gl.constexpr, EXACT: gl.constexpr):
-    """The keys of a page ``[128, 128]`` as the left operand, in the order of dims of :mod:`kernel.backends.triton.e4m3`.
+    """The keys of a page ``[128, 128]`` as the left operand, in the order of dims of
+    :mod:`kernel.backends.triton.e4m3`.
 
     Args:
         codes: ``[128, 64]`` uint8.
@@ -132,13 +141,20 @@ def _keys(codes, rows, MMA: gl.constexpr, EXACT: gl.constexpr):
         )
     else:
         first, second = gl.inline_asm_elementwise(
-            _FAST_ASM, _FAST_CONSTRAINTS, [codes, spread], (gl.float8e4nv, gl.float8e4nv), is_pure=True, pack=8
+            _FAST_ASM,
+            _FAST_CONSTRAINTS,
+            [codes, spread],
+            (gl.float8e4nv, gl.float8e4nv),
+            is_pure=True,
+            pack=8,
         )
     W: gl.constexpr = 2 if EXACT else 4
     # first holds the keys of a group's first word, second those of its second.
     keys = gl.join(first, second).reshape([128, 8, 8, 2]).permute([0, 1, 3, 2]).reshape([128, 4, 32 // W, W])
     keys = keys.permute([0, 2, 1, 3]).reshape([128, 128])
-    return gl.convert_layout(keys, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W), assert_trivial=True)
+    return gl.convert_layout(
+        keys, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W), assert_trivial=True
+    )
 
 
 @gluon.jit
@@ -213,7 +229,9 @@ def decode_kernel(
 
     row = gl.arange(0, N, layout=ROWS)
     token = gl.arange(0, 128, layout=gl.SliceLayout(1, MMA))
-    queries = gl.allocate_shared_memory(DTYPE, [N, 128], gl.NVMMASharedLayout.get_default_for([N, 128], DTYPE))
+    queries = gl.allocate_shared_memory(
+        DTYPE, [N, 128], gl.NVMMASharedLayout.get_default_for([N, 128], DTYPE)
+    )
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
     maxima = gl.allocate_shared_memory(gl.float32, [16, 4, N], PLAIN)
     all_maxima = maxima._reinterpret(gl.float32, [64, N], PLAIN)
@@ -252,7 +270,9 @@ def decode_kernel(
             rows = ()
             for i in gl.static_range(PAGES):
                 block = gl.minimum(gl.maximum(first_block + i, begin), end - 1)
-                page_codes, scales = _load_page(pages_ptr, page_stride, _page_id(table_row_ptr, block, num_pages))
+                page_codes, scales = _load_page(
+                    pages_ptr, page_stride, _page_id(table_row_ptr, block, num_pages)
+                )
                 codes = codes + (page_codes,)
                 rows = rows + (gl.load(table_of_scales_ptr + scales.to(gl.int32)),)
             for i in gl.static_range(PAGES):
@@ -274,7 +294,9 @@ def decode_kernel(
                 slot = gl.arange(0, 16, layout=gl.SliceLayout(1, FLUSH))
                 cells = block // 16 * 16 + slot
                 causal_blocks = (positions_out // 128 + 1)[None, :]
-                score = gl.where((cells < init_blocks)[:, None] & (cells[:, None] < causal_blocks), _INIT, score)
+                score = gl.where(
+                    (cells < init_blocks)[:, None] & (cells[:, None] < causal_blocks), _INIT, score
+                )
                 local = (cells[:, None] >= causal_blocks - local_blocks) & (cells[:, None] < causal_blocks)
                 score = gl.where(local, _LOCAL, score)
                 scored = (cells >= begin) & (cells <= block) & (cells < columns)

@@ -1,11 +1,12 @@
-"""The prefill kernel of :mod:`kernel.backends.triton.score_prefill` on Hopper, its products overlapped with its maxima.
+"""The prefill kernel of :mod:`kernel.backends.triton.score_prefill` on Hopper, its products overlapped with
+its maxima.
 
     a producer warp     brings keys of two blocks at a time (N = 256) by the copy engine, STAGES deep
     two warpgroups      64 rows each: queries (M) in registers, a product at a time, then its maxima
 
-While one warpgroup takes maxima, the tensor cores work for the other. Two blocks cost them 512 cycles a warpgroup (1,024
-in float16), and the maxima, barriers and shuffles about as much. ptxas does not let one warpgroup do both at once: it
-serialises products whose accumulators live across a loop's back edge.
+While one warpgroup takes maxima, the tensor cores work for the other. Two blocks cost them 512 cycles a
+warpgroup (1,024 in float16), and the maxima, barriers and shuffles about as much. ptxas does not let one
+warpgroup do both at once: it serialises products whose accumulators live across a loop's back edge.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernel.backends.triton.plan import TILE_FIELDS
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
-from kernel.page import BLOCK_TOKENS, HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 
 WARPS = 4
 """Warps of a warpgroup: the launch parameter, the others are added by the kernel."""
@@ -52,13 +53,20 @@ def _load_queries(q_ptr, first_row, num_rows, MMA: gl.constexpr, EXACT: gl.const
     values = octets.to(gl.float8e4nv, bitcast=True)
     if EXACT:
         values = values.to(gl.float16)
-    values = values.reshape([64, 16, 4, 2]).permute([0, 1, 3, 2]).reshape([64, 4, 32 // W, W]).permute([0, 2, 1, 3]).reshape([64, 128])
+    values = (
+        values.reshape([64, 16, 4, 2])
+        .permute([0, 1, 3, 2])
+        .reshape([64, 4, 32 // W, W])
+        .permute([0, 2, 1, 3])
+        .reshape([64, 128])
+    )
     return gl.convert_layout(values, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W))
 
 
 @gluon.jit
 def _produce(keys_desc, buffers, full, empty, first_block, pairs, STAGES: gl.constexpr):
-    """Bring the pairs of blocks of a program's walk, each once its buffer has been read by both warpgroups."""
+    """Bring the pairs of blocks of a program's walk, each once its buffer has been read by both
+    warpgroups."""
     for index in range(pairs):
         stage = index % STAGES
         mbarrier.wait(empty.index(stage), ((index // STAGES) & 1) ^ 1)
@@ -90,7 +98,17 @@ def _with_sentinels(score, block, num_blocks, init_blocks, local_blocks):
 
 @gluon.jit
 def _store_group(
-    out, maxima_ptr, group, block, rows, valid, group_stride, rows_total, columns, GROUPED: gl.constexpr, TILE: gl.constexpr
+    out,
+    maxima_ptr,
+    group,
+    block,
+    rows,
+    valid,
+    group_stride,
+    rows_total,
+    columns,
+    GROUPED: gl.constexpr,
+    TILE: gl.constexpr,
 ):
     """Write the group of 16 scores that a block lies in, and its maxima beside it."""
     slot = gl.arange(0, 16, layout=gl.SliceLayout(0, TILE))
@@ -125,7 +143,9 @@ def _consume(
     MMA: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 256, 16 if EXACT else 32]
     )
-    TILE: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16])
+    TILE: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16]
+    )
     ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
     first_row, num_rows, skipped_rows, prefix, out_row = tiles
     scores_ptr, maxima_ptr, row_info_ptr = out_pointers
@@ -141,7 +161,9 @@ def _consume(
     if GROUPED:
         out = scores_ptr + (out_row + row).to(gl.int64) * 16
         if begin == 0:
-            gl.store(row_info_ptr + out_row + row, (prefix + (skipped_rows + row) // H) // 128 + 1, mask=valid)
+            gl.store(
+                row_info_ptr + out_row + row, (prefix + (skipped_rows + row) // H) // 128 + 1, mask=valid
+            )
             gl.store(row_info_ptr + rows_total + out_row + row, first_row + row, mask=valid)
     else:
         token = (first_row + row) // H
@@ -173,7 +195,17 @@ def _consume(
         group = gl.where((slot // 2 == block % 16 // 2)[None, :], pair, group)
         if (block % 16 == 14) | (index == pairs - 1):
             _store_group(
-                out, maxima_ptr, group, block, out_row + row, valid, group_stride, rows_total, columns, GROUPED, TILE
+                out,
+                maxima_ptr,
+                group,
+                block,
+                out_row + row,
+                valid,
+                group_stride,
+                rows_total,
+                columns,
+                GROUPED,
+                TILE,
             )
             group = nothing
 
@@ -226,8 +258,46 @@ def score_kernel(
     forced = (init_blocks, local_blocks)
     gl.warp_specialize(
         [
-            (_consume, (0, q_ptr, buffers, full, empty, tiles, out_pointers, strides, forced, begin, pairs, H, GROUPED, EXACT, STAGES)),
-            (_consume, (1, q_ptr, buffers, full, empty, tiles, out_pointers, strides, forced, begin, pairs, H, GROUPED, EXACT, STAGES)),
+            (
+                _consume,
+                (
+                    0,
+                    q_ptr,
+                    buffers,
+                    full,
+                    empty,
+                    tiles,
+                    out_pointers,
+                    strides,
+                    forced,
+                    begin,
+                    pairs,
+                    H,
+                    GROUPED,
+                    EXACT,
+                    STAGES,
+                ),
+            ),
+            (
+                _consume,
+                (
+                    1,
+                    q_ptr,
+                    buffers,
+                    full,
+                    empty,
+                    tiles,
+                    out_pointers,
+                    strides,
+                    forced,
+                    begin,
+                    pairs,
+                    H,
+                    GROUPED,
+                    EXACT,
+                    STAGES,
+                ),
+            ),
             (_produce, (keys_desc, buffers, full, empty, first_block + begin, pairs, STAGES)),
         ],
         [4, 1],
@@ -235,7 +305,9 @@ def score_kernel(
     )
     if not GROUPED:
         # The splits share the columns past the tile's last group, which nobody has written.
-        TILE: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16])
+        TILE: gl.constexpr = gl.NVMMADistributedLayout(
+            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 16, 16]
+        )
         row = gl.arange(0, 128, layout=gl.SliceLayout(1, TILE))
         token = (first_row + row) // H
         head = (first_row + row) % H
@@ -243,12 +315,23 @@ def score_kernel(
         nothing = gl.full([128, 16], float("-inf"), gl.float32, TILE)
         for column in range(groups * 16 + split * 16, columns, SPLITS * 16):
             _store_group(
-                out, maxima_ptr, nothing, column, row, row < num_rows, group_stride, rows_total, columns, GROUPED, TILE
+                out,
+                maxima_ptr,
+                nothing,
+                column,
+                row,
+                row < num_rows,
+                group_stride,
+                rows_total,
+                columns,
+                GROUPED,
+                TILE,
             )
 
 
 def key_descriptor(keys: torch.Tensor) -> TensorDescriptor:
-    """How the copy engine reads pairs of blocks of a workspace ``[blocks * 128, 128]``, float16 or uint8 (E4M3)."""
+    """How the copy engine reads pairs of blocks of a workspace ``[blocks * 128, 128]``, float16 or uint8
+    (E4M3)."""
     if keys.dtype == torch.uint8:
         keys = keys.view(torch.float8_e4m3fn)
     block = [2 * BLOCK_TOKENS, HEAD_DIM]
