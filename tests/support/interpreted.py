@@ -1,4 +1,4 @@
-"""Run the triton backend in Triton's interpreter and compare it with the oracle; exits non-zero if it differs.
+"""Run the triton backend in Triton's interpreter and compare it with the oracle; fails where it differs.
 
 TRITON_INTERPRET=1 python -m tests.support.interpreted
 """
