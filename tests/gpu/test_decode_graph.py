@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from kernel.backends.base import Order
-from kernel.backends.triton.backend import TritonBackend
-from kernel.backends.triton.decode_graph import DecodeGraph
 from kernel.errors import InvalidArgumentError
 from tests.support.call import Call, cumulative
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits, oracle_scores
 from tests.support.run import selection_of
 from tests.support.selection import in_block_order, selected
+
+if TYPE_CHECKING:
+    from kernel.backends.triton.backend import TritonBackend
+    from kernel.backends.triton.decode_graph import DecodeGraph
 
 STEPS: list[list[tuple[int, int]]] = [
     [(2305, 1), (128, 1), (129, 1), (4000, 1), (1, 1)],
@@ -51,6 +54,8 @@ class Buffers:
         self, backend: TritonBackend, topk: int = 16, order: Order = "score", local_blocks: int = 0
     ) -> DecodeGraph:
         """Capture a step on the buffers."""
+        from kernel.backends.triton.decode_graph import DecodeGraph
+
         return DecodeGraph(
             backend,
             self.q,
@@ -105,6 +110,8 @@ def test_illegal_ids_and_lengths_stay_inside(gpu_backend: TritonBackend) -> None
 
 def test_what_cannot_be_captured_is_refused(gpu_backend: TritonBackend) -> None:
     """More than 64 rows a request, and steps of no rows."""
+    from kernel.backends.triton.decode_graph import DecodeGraph
+
     buffers = Buffers(gpu_backend.device, 4, 4)
     with pytest.raises(InvalidArgumentError, match="max_queries = 17"):
         DecodeGraph(
@@ -129,6 +136,8 @@ def test_what_cannot_be_captured_is_refused(gpu_backend: TritonBackend) -> None:
 
 def test_a_replay_equals_a_call_of_a_real_size(gpu_backend: TritonBackend) -> None:
     """32 requests of about 20,000 keys: the split over programs differs from the call's, the ids do not."""
+    from kernel.backends.triton.decode_graph import DecodeGraph
+
     lengths = [(20_000 + 37 * i, 1) for i in range(32)]
     call = random_call(lengths, 1, seed=81, values="inexact")
     tensors = [call.q, call.pages, call.block_table, call.cu_seqlens_q, call.seq_lens]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from indexer import IndexerConfig, IndexScorer
 from kernel.backends.base import SCORE_TOLERANCE, Order
-from kernel.backends.triton.backend import TritonBackend
 from kernel.batch import Request
 from tests.support.calls import RAGGED, Values, random_call
 from tests.support.compare import assert_same_bits, assert_within_bounds
 from tests.support.run import scores_of, selection_of, topk_of
+
+if TYPE_CHECKING:
+    from kernel.backends.triton.backend import TritonBackend
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
