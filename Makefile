@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint nightly bench-cpu bench-http clean
+.PHONY: help setup demo test lint nightly test-gpu bench-cpu bench-gpu bench-http clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*##/  -/'
@@ -35,6 +35,12 @@ test: lint       ## lint and the whole test suite but the nightly sweeps
 
 nightly: $(READY) ## the slow sweeps
 	$(BIN)/python -m pytest -n auto -m nightly
+
+test-gpu: $(READY) ## every test of the backends on this machine's GPU, the slow ones too
+	NVFP4_INDEXER_TEST_BACKENDS=triton $(BIN)/python -m pytest -n 8 -m "" tests/contract tests/gpu
+
+bench-gpu: $(READY) ## speed of the triton backend on this machine's GPU: every stage, cold and warm
+	$(BIN)/python -m tests.benchmarks.bench_gpu
 
 bench-cpu: $(READY) ## speed of the cpu backend against torch.mm and the oracle, in one run
 	$(BIN)/python -m tests.benchmarks.bench_cpu

@@ -34,6 +34,7 @@ class _Entry:
 # each has `probe() -> tuple[bool, str]` and `create(device, precision) -> Backend`.
 _BACKENDS = {
     "flydsl": _Entry("kernel.backends.flydsl", automatic=True),
+    "triton": _Entry("kernel.backends.triton", automatic=True),
     "cpu": _Entry("kernel.backends.cpu", automatic=True),
     "reference": _Entry("kernel.backends.reference", automatic=False),
     "flydsl-sim": _Entry("kernel.backends.flydsl_sim", automatic=False),

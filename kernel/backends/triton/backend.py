@@ -1,0 +1,208 @@
+"""The triton backend: what :class:`kernel.backends.base.Backend` asks for, from the kernels beside this
+file."""
+
+from __future__ import annotations
+
+import torch
+
+from kernel.backends.base import Order, Precision
+from kernel.backends.triton.buffers import SCORE_GROUPS, WORKSPACE_BLOCKS, Buffers
+from kernel.backends.triton.dequantize import dequantize_pages
+from kernel.backends.triton.insert import insert_keys
+from kernel.backends.triton.plan import GROUP_BLOCKS, chunks, splits_of
+from kernel.backends.triton.requests import DeviceChunk, device_chunk, request_rows
+from kernel.backends.triton.score_decode import MAX_ROWS, decode_table, score_requests
+from kernel.backends.triton.score_prefill import score_tiles
+from kernel.backends.triton.topk import select_grouped, select_scores
+from kernel.backends.triton.tuning import PrefillTuning, tuning_for
+from kernel.batch import Request, ScoreBatch
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
+from kernel.nvfp4 import build_lut
+
+
+class TritonBackend:
+    """Triton kernels on one GPU.
+
+    ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the
+    coarser
+    accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB): calls run one after
+    another, on one stream. No operation reads from the device.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, precision: Precision = "exact") -> None:
+        self.device = device
+        self.precision: Precision = precision
+        self.tuning = tuning_for(device)
+        self.buffers = Buffers(device)
+        self._planned: tuple[object, list[DeviceChunk]] | None = None
+        self.decode_table = decode_table(build_lut(device), self.tuning.hopper)
+
+    @property
+    def prefill_tuning(self) -> PrefillTuning:
+        """Launch parameters of this precision."""
+        return self.tuning.prefill_exact if self.precision == "exact" else self.tuning.prefill_fast
+
+    def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative
+        one."""
+        insert_keys(keys.contiguous(), pages, slots.contiguous(), self.tuning.ptx)
+
+    def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score_prefill`."""
+        keys: torch.Tensor | None = None
+        for chunk in self.chunks(batch, None):
+            keys = self.dequantized(batch, chunk, keys)
+            self.score_chunk(batch, chunk, keys, scores, None, None)
+
+    def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score_decode`."""
+        few, many = self._by_length(batch)
+        if many:
+            self.score_prefill(batch.subset(many), scores)
+        if few:
+            starts = [request.query_start for request in few]
+            self._decode(batch, few, starts, scores, None)
+
+    def topk(
+        self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
+    ) -> None:
+        """See :meth:`kernel.backends.base.Backend.topk`."""
+        select_scores(scores, num_blocks.contiguous(), block_ids, order)
+
+    def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
+        """See :meth:`kernel.backends.base.Backend.select`."""
+        few, many = self._by_length(batch)
+        self._select_prefill(batch.subset(many), block_ids, order)
+        self._select_decode(batch, few, block_ids, order)
+
+    def _by_length(self, batch: ScoreBatch) -> tuple[list[Request], list[Request]]:
+        """Requests of few queries and of many."""
+        limit = MAX_ROWS // batch.num_heads
+        few = [request for request in batch.requests if 0 < request.query_len <= min(limit, 16)]
+        many = [request for request in batch.requests if request.query_len > min(limit, 16)]
+        return few, many
+
+    def _select_prefill(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
+        keys: torch.Tensor | None = None
+        for chunk in self.chunks(batch):
+            keys = self.dequantized(batch, chunk, keys)
+            scores, maxima, row_info = self.score_buffers(chunk)
+            self.score_chunk(batch, chunk, keys, scores, maxima, row_info)
+            select_grouped(scores, maxima, row_info[0], row_info[1], chunk.rows, block_ids, order)
+
+    def _select_decode(
+        self, batch: ScoreBatch, requests: list[Request], block_ids: torch.Tensor, order: Order
+    ) -> None:
+        while requests:
+            groups = -(-max(request.num_blocks for request in requests) // GROUP_BLOCKS)
+            starts: list[int] = []
+            rows = 0
+            for request in requests:
+                if starts and (rows + request.query_len * batch.num_heads) * groups > SCORE_GROUPS:
+                    break
+                starts.append(rows // batch.num_heads)
+                rows += request.query_len * batch.num_heads
+            taken, requests = requests[: len(starts)], requests[len(starts) :]
+            scores = self.buffers.take("scores", (groups, rows, GROUP_BLOCKS), torch.float32)
+            row_info = self.buffers.take("row info", (2, rows), torch.int32)
+            self._decode(batch, taken, starts, scores, row_info)
+            select_grouped(scores, None, row_info[0], row_info[1], rows, block_ids, order)
+
+    def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[DeviceChunk]:
+        """The parts that a call is run in; the default limit is that of :meth:`score_buffers`.
+
+        The last plan is kept, on the device: the layers of a model make the same call one after another.
+        """
+        shape = (batch.requests, batch.num_heads, batch.block_table.shape[1], max_score_groups)
+        if self._planned is None or self._planned[0] != shape:
+            plan = chunks(
+                batch.requests,
+                batch.num_heads,
+                batch.block_table.shape[1],
+                max_blocks=WORKSPACE_BLOCKS,
+                max_score_groups=max_score_groups,
+            )
+            self._planned = (shape, [device_chunk(chunk, self.device) for chunk in plan])
+        return self._planned[1]
+
+    def score_buffers(self, chunk: DeviceChunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Buffers of grouped scores, their maxima and the rows of a chunk, for :func:`score_tiles`."""
+        groups = -(-chunk.num_blocks // GROUP_BLOCKS)
+        return (
+            self.buffers.take("scores", (groups, chunk.rows, GROUP_BLOCKS), torch.float32),
+            self.buffers.take("maxima", (groups, chunk.rows), torch.float32),
+            self.buffers.take("row info", (2, chunk.rows), torch.int32),
+        )
+
+    def dequantized(self, batch: ScoreBatch, chunk: DeviceChunk, keys: torch.Tensor | None) -> torch.Tensor:
+        """The chunk's keys, dequantised unless the previous chunk had the same."""
+        if keys is not None and not chunk.keys_change:
+            return keys
+        blocks = chunk.table_cells.shape[0]
+        dtype = torch.float16 if self.precision == "exact" else torch.uint8
+        keys = self.buffers.take("keys", (blocks * BLOCK_TOKENS, HEAD_DIM), dtype)
+        page_ids = batch.block_table.flatten()[chunk.table_cells]
+        dequantize_pages(batch.pages, page_ids, batch.lut, keys, self.tuning.ptx)
+        return keys
+
+    def score_chunk(
+        self,
+        batch: ScoreBatch,
+        chunk: DeviceChunk,
+        keys: torch.Tensor,
+        scores: torch.Tensor,
+        maxima: torch.Tensor | None,
+        row_info: torch.Tensor | None,
+    ) -> None:
+        """Score a chunk on its dequantised keys, see :func:`score_tiles`."""
+        tuning = self.prefill_tuning
+        score_tiles(
+            batch.q.view(torch.uint8).view(-1, HEAD_DIM),
+            keys,
+            chunk.tiles,
+            scores,
+            maxima,
+            row_info,
+            num_heads=batch.num_heads,
+            init_blocks=batch.init_blocks,
+            local_blocks=batch.local_blocks,
+            splits=splits_of(
+                chunk.tiles.shape[0],
+                chunk.num_blocks,
+                self.tuning.multiprocessors,
+                tuning.programs_per_multiprocessor,
+            ),
+            tuning=tuning,
+            ptx=self.tuning.ptx,
+            hopper=self.tuning.hopper,
+        )
+
+    def _decode(
+        self,
+        batch: ScoreBatch,
+        requests: list[Request],
+        out_starts: list[int],
+        scores: torch.Tensor,
+        row_info: torch.Tensor | None,
+    ) -> None:
+        blocks = sum(request.num_blocks for request in requests)
+        tuning = self.tuning.decode
+        score_requests(
+            batch.q.view(torch.uint8),
+            batch.pages,
+            batch.block_table,
+            self.decode_table,
+            *request_rows(requests, out_starts, self.device),
+            scores=scores,
+            row_info=row_info,
+            max_queries=max(request.query_len for request in requests),
+            init_blocks=batch.init_blocks,
+            local_blocks=batch.local_blocks,
+            exact=self.precision == "exact",
+            programs=min(blocks, self.tuning.multiprocessors * tuning.programs_per_multiprocessor),
+            tuning=tuning,
+            ptx=self.tuning.ptx,
+            hopper=self.tuning.hopper,
+        )

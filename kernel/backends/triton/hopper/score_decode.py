@@ -1,0 +1,320 @@
+"""The decode kernel of :mod:`kernel.backends.triton.score_decode` on Hopper: from page to tensor cores in
+registers.
+
+A thread loads 16 bytes of codes (32 dims) of a token and their two scales, and makes of them what a
+warpgroup's matrix instruction wants from it as left operand, without shared memory and without a shuffle:
+
+    lane of four     0             1             2             3
+    bytes of codes   0..15         16..31        32..47        48..63       of a token, 64 contiguous bytes
+    scales           0, 1          2, 3          4, 5          6, 7
+
+PAGES pages are loaded at a time and nothing is carried to the next ones: bytes that cross a loop's edge would
+be unpacked and packed again, one by one. Other programs of the multiprocessor work while one waits.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernel.batch import INIT_SCORE, LOCAL_SCORE
+
+_INIT = gl.constexpr(INIT_SCORE)
+_LOCAL = gl.constexpr(LOCAL_SCORE)
+
+# The integer lanes are what limits decode (64 a cycle and multiprocessor on Hopper, half of the float lanes),
+# so a scale's eight E4M3 magnitudes come from a table (two registers), and a nibble of codes selects one by
+# prmt. The four magnitudes of even dims and of odd dims are put together, where their signs are one shift
+# away or in place. Byte 0 of a table row, the magnitude of code 0, holds the scale's sign in its bit 7: -0,
+# not 0.
+_ROW = """
+    .reg .b32 m0, m1, flip, v, w, x, y, even, odd;
+    .reg .b16 ha, hb;
+    mov.b64 {m0, m1}, TABLE;
+    prmt.b32 flip, m0, m0, 0x8888;
+"""
+_WORD = """
+    lop3.b32 v, WORD, flip, 0x88888888, 0x78;
+    and.b32 w, WORD, 0x77777777;
+    prmt.b32 x, m0, m1, w;
+    shr.u32 w, w, 16;
+    prmt.b32 y, m0, m1, w;
+    prmt.b32 even, x, y, 0x6420;
+    prmt.b32 odd, x, y, 0x7531;
+    mul.lo.u32 w, v, 16;
+    lop3.b32 even, even, w, 0x80808080, 0xF8;
+    lop3.b32 odd, odd, v, 0x80808080, 0xF8;
+"""
+_WIDEN = """
+    mov.b32 {ha, hb}, SOURCE;
+    cvt.rn.f16x2.e4m3x2 FIRST, ha;
+    cvt.rn.f16x2.e4m3x2 SECOND, hb;
+"""
+
+
+def _sixteen_keys(exact: bool) -> str:
+    """PTX that turns eight bytes of codes and a table row into 16 keys: for each word the even dims, then
+    the odd ones."""
+    outputs = 8 if exact else 4
+    words = (f"${outputs}", f"${outputs + 1}")
+    lines = [_ROW.replace("TABLE", f"${outputs + 2}")]
+    out = 0
+    for word in words:
+        lines.append(_WORD.replace("WORD", word))
+        for source in ("even", "odd"):
+            if exact:
+                widen = _WIDEN.replace("SOURCE", source)
+                lines.append(widen.replace("FIRST", f"${out}").replace("SECOND", f"${out + 1}"))
+                out += 2
+            else:
+                lines.append(f"mov.b32 ${out}, {source};\n")
+                out += 1
+    return "{" + "".join(lines) + "}"
+
+
+def _constraints(outputs: int) -> str:
+    return ",".join(["=&r"] * outputs + ["r"] * 2 + ["l"] * 8)
+
+
+_EXACT_ASM = gl.constexpr(_sixteen_keys(exact=True))
+_EXACT_CONSTRAINTS = gl.constexpr(_constraints(8))
+_FAST_ASM = gl.constexpr(_sixteen_keys(exact=False))
+_FAST_CONSTRAINTS = gl.constexpr(_constraints(4))
+
+
+def magnitude_rows(lut: torch.Tensor) -> torch.Tensor:
+    """The table ``[256]`` int64 of a look-up table ``[256, 8]`` uint8: its rows, the scale's sign in bit
+    7."""
+    rows = lut.clone()
+    rows[128:, 0] |= 0x80
+    return rows.view(torch.int64).flatten()
+
+
+@gluon.jit
+def _load_page(pages_ptr, page_stride, page_id):
+    """Codes ``[128, 64]`` and scales ``[128, 8]`` of a page, as the threads want them."""
+    CODES: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [8, 0], [64, 0]],
+        lane_bases=[[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[128, 64],
+    )
+    SPREAD: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 1, 0], [8, 0, 0], [64, 0, 0]],
+        lane_bases=[[0, 2, 0], [0, 4, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        warp_bases=[[16, 0, 0], [32, 0, 0]],
+        block_bases=[],
+        shape=[128, 8, 8],
+    )
+    page = pages_ptr + page_id.to(gl.int64) * page_stride
+    token = gl.arange(0, 128, layout=gl.SliceLayout(1, CODES))
+    octet = gl.arange(0, 64, layout=gl.SliceLayout(0, CODES))
+    codes = gl.load(page + token[:, None] * 64 + octet[None, :])
+    SCALES: gl.constexpr = gl.SliceLayout(2, SPREAD)
+    token = gl.arange(0, 128, layout=gl.SliceLayout(1, SCALES))
+    group = gl.arange(0, 8, layout=gl.SliceLayout(0, SCALES))
+    scales = gl.load(page + 8192 + token[:, None] * 8 + group[None, :])
+    return codes, scales
+
+
+@gluon.jit
+def _keys(codes, rows, MMA: gl.constexpr, EXACT: gl.constexpr):
+    """The keys of a page ``[128, 128]`` as the left operand, in the order of dims of
+    :mod:`kernel.backends.triton.e4m3`.
+
+    Args:
+        codes: ``[128, 64]`` uint8.
+        rows: ``[128, 8]`` int64, the table rows of the scales.
+    """
+    spread = rows.expand_dims(2).broadcast_to([128, 8, 8]).reshape([128, 64])
+    spread = gl.convert_layout(spread, codes.type.layout, assert_trivial=True)
+    if EXACT:
+        first, second = gl.inline_asm_elementwise(
+            _EXACT_ASM, _EXACT_CONSTRAINTS, [codes, spread], (gl.float16, gl.float16), is_pure=True, pack=8
+        )
+    else:
+        first, second = gl.inline_asm_elementwise(
+            _FAST_ASM,
+            _FAST_CONSTRAINTS,
+            [codes, spread],
+            (gl.float8e4nv, gl.float8e4nv),
+            is_pure=True,
+            pack=8,
+        )
+    W: gl.constexpr = 2 if EXACT else 4
+    # first holds the keys of a group's first word, second those of its second.
+    keys = gl.join(first, second).reshape([128, 8, 8, 2]).permute([0, 1, 3, 2]).reshape([128, 4, 32 // W, W])
+    keys = keys.permute([0, 2, 1, 3]).reshape([128, 128])
+    return gl.convert_layout(
+        keys, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W), assert_trivial=True
+    )
+
+
+@gluon.jit
+def _warp_maxima(products, N: gl.constexpr):
+    """``[4, N]``: the maxima over the tokens of each warp, without a word to the others."""
+    return gl.max(gl.max(products.reshape([2, 4, 16, N]), 0), 1)
+
+
+@gluon.jit
+def _page_id(table_row_ptr, block, num_pages):
+    """A page id; ids and lengths of a captured launch were not checked, so it is kept inside the cache."""
+    return gl.minimum(gl.maximum(gl.load(table_row_ptr + block), 0), num_pages - 1)
+
+
+@gluon.jit
+def decode_kernel(
+    q_ptr,
+    pages_ptr,
+    page_stride,
+    num_pages,
+    table_ptr,
+    table_stride,
+    table_columns,
+    table_rows_ptr,
+    query_starts_ptr,
+    query_ends_ptr,
+    seq_lens_ptr,
+    out_starts_ptr,
+    table_of_scales_ptr,
+    scores_ptr,
+    row_info_ptr,
+    head_stride,
+    token_stride,
+    group_stride,
+    rows_total,
+    columns,
+    batch,
+    init_blocks,
+    local_blocks,
+    H: gl.constexpr,
+    N: gl.constexpr,
+    BATCH: gl.constexpr,
+    GROUPED: gl.constexpr,
+    EXACT: gl.constexpr,
+    PAGES: gl.constexpr,
+):
+    W: gl.constexpr = 2 if EXACT else 4
+    DTYPE: gl.constexpr = gl.float16 if EXACT else gl.float8e4nv
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16 if EXACT else 32]
+    )
+    LINE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    QUERIES: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    FLUSH: gl.constexpr = gl.BlockedLayout([1, 1], [16, 2], [1, 4], [0, 1])
+    WARPS: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
+    ROWS: gl.constexpr = gl.SliceLayout(0, FLUSH)
+
+    # The blocks of all requests form one line; this program takes an equal share of it.
+    request = gl.arange(0, BATCH, layout=LINE)
+    listed = request < batch
+    all_starts = gl.load(query_starts_ptr + request, mask=listed, other=0)
+    all_ends = gl.load(query_ends_ptr + request, mask=listed, other=0)
+    all_blocks = (gl.load(seq_lens_ptr + request, mask=listed, other=0) + 127) // 128
+    all_blocks = gl.where(all_ends > all_starts, gl.minimum(gl.maximum(all_blocks, 0), table_columns), 0)
+    line_ends = gl.associative_scan(all_blocks, 0, _plus)
+    total = gl.sum(all_blocks, 0)
+    share = (total + gl.num_programs(0) - 1) // gl.num_programs(0)
+    line_begin = gl.program_id(0) * share
+    line_end = gl.minimum(line_begin + share, total)
+    first = gl.sum((line_ends <= line_begin).to(gl.int32), 0)
+    last = gl.where(line_begin < line_end, gl.sum((line_ends < line_end).to(gl.int32), 0) + 1, first)
+
+    row = gl.arange(0, N, layout=ROWS)
+    token = gl.arange(0, 128, layout=gl.SliceLayout(1, MMA))
+    queries = gl.allocate_shared_memory(
+        DTYPE, [N, 128], gl.NVMMASharedLayout.get_default_for([N, 128], DTYPE)
+    )
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
+    maxima = gl.allocate_shared_memory(gl.float32, [16, 4, N], PLAIN)
+    all_maxima = maxima._reinterpret(gl.float32, [64, N], PLAIN)
+    for r in range(first, last):
+        blocks_before = gl.sum(gl.where(request < r, all_blocks, 0), 0)
+        query_start = gl.load(query_starts_ptr + r)
+        num_rows = gl.minimum((gl.load(query_ends_ptr + r) - query_start) * H, N)
+        seq_len = gl.load(seq_lens_ptr + r)
+        request_blocks = gl.minimum((seq_len + 127) // 128, table_columns)
+        table_row_ptr = table_ptr + gl.load(table_rows_ptr + r).to(gl.int64) * table_stride
+        begin = gl.maximum(line_begin - blocks_before, 0)
+        end = gl.minimum(line_end - blocks_before, request_blocks)
+
+        q_row = gl.arange(0, N, layout=gl.SliceLayout(1, QUERIES))
+        column = gl.arange(0, 128, layout=gl.SliceLayout(0, QUERIES))
+        place = 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
+        dim = place // 8 * 8 + place % 4 * 2 + place // 4 % 2
+        offsets = (query_start * H + q_row).to(gl.int64)[:, None] * 128 + dim[None, :]
+        octets = gl.load(q_ptr + offsets, mask=(q_row < num_rows)[:, None], other=0)
+        queries.store(octets.to(gl.float8e4nv, bitcast=True).to(DTYPE))
+        fence_async_shared()
+
+        least_position = seq_len - num_rows // H
+        positions = least_position + gl.arange(0, N, layout=gl.SliceLayout(0, MMA)) // H
+        positions_out = least_position + row // H
+        valid = row < num_rows
+        out_token = gl.load(out_starts_ptr + r) + row // H
+        out = scores_ptr + (row % H).to(gl.int64) * head_stride + out_token.to(gl.int64) * token_stride
+        if GROUPED:
+            if begin == 0:
+                out_row = out_token * H + row % H
+                gl.store(row_info_ptr + out_row, positions_out // 128 + 1, mask=valid)
+                gl.store(row_info_ptr + rows_total + out_row, query_start * H + row, mask=valid)
+        for first_block in range(begin // PAGES * PAGES, end, PAGES):
+            codes = ()
+            rows = ()
+            for i in gl.static_range(PAGES):
+                block = gl.minimum(gl.maximum(first_block + i, begin), end - 1)
+                page_codes, scales = _load_page(
+                    pages_ptr, page_stride, _page_id(table_row_ptr, block, num_pages)
+                )
+                codes = codes + (page_codes,)
+                rows = rows + (gl.load(table_of_scales_ptr + scales.to(gl.int32)),)
+            for i in gl.static_range(PAGES):
+                block = first_block + i
+                keys = _keys(codes[i], rows[i], MMA, EXACT)
+                zeros = gl.zeros([128, N], gl.float32, MMA)
+                pending = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
+                products = warpgroup_mma_wait(0, deps=[pending])
+                if block * 128 + 127 > least_position:
+                    causal = block * 128 + token[:, None] <= positions[None, :]
+                    partial = _warp_maxima(gl.where(causal, products, float("-inf")), N)
+                else:
+                    partial = _warp_maxima(products, N)
+                maxima.index(block % 16).store(partial)
+            block = gl.minimum(first_block + PAGES, end) - 1
+            if (first_block + PAGES >= end) | ((first_block + PAGES) % 16 == 0):
+                score = gl.max(all_maxima.load(WARPS).reshape([16, 4, N]), 1) + 0.0
+                score = gl.convert_layout(score, FLUSH)
+                slot = gl.arange(0, 16, layout=gl.SliceLayout(1, FLUSH))
+                cells = block // 16 * 16 + slot
+                causal_blocks = (positions_out // 128 + 1)[None, :]
+                score = gl.where(
+                    (cells < init_blocks)[:, None] & (cells[:, None] < causal_blocks), _INIT, score
+                )
+                local = (cells[:, None] >= causal_blocks - local_blocks) & (cells[:, None] < causal_blocks)
+                score = gl.where(local, _LOCAL, score)
+                scored = (cells >= begin) & (cells <= block) & (cells < columns)
+                places = (block // 16).to(gl.int64) * group_stride + slot
+                gl.store(out[None, :] + places[:, None], score, mask=valid[None, :] & scored[:, None])
+        if not GROUPED:
+            if end == request_blocks:
+                FILL: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+                fill_row = gl.arange(0, N, layout=gl.SliceLayout(1, FILL))
+                fill_token = (gl.load(out_starts_ptr + r) + fill_row // H).to(gl.int64)
+                start = scores_ptr + (fill_row % H).to(gl.int64) * head_stride + fill_token * token_stride
+                cell = gl.arange(0, 128, layout=gl.SliceLayout(0, FILL))
+                nothing = gl.full([N, 128], float("-inf"), gl.float32, FILL)
+                for first_cell in range(request_blocks, columns, 128):
+                    inside = (fill_row < num_rows)[:, None] & (first_cell + cell < columns)[None, :]
+                    gl.store(start[:, None] + (first_cell + cell)[None, :], nothing, mask=inside)
+
+
+@gluon.jit
+def _plus(a, b):
+    return a + b

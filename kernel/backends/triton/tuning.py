@@ -1,0 +1,67 @@
+"""Launch parameters, measured on an H200 (docs/performance.md); other devices get the conservative ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class PrefillTuning:
+    """How a prefill tile is run."""
+
+    warps: int
+    stages: int
+    """Depth of the pipeline over key blocks."""
+    programs_per_multiprocessor: int
+    """Programs that run at once."""
+
+
+@dataclass(frozen=True)
+class DecodeTuning:
+    """How decode is run."""
+
+    warps: int
+    stages: int
+    """Pages under way in a program."""
+    programs_per_multiprocessor: int
+    registers: int | None = None
+    """Most registers of a thread; None: the compiler's choice."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that depends on the device."""
+
+    multiprocessors: int
+    ptx: bool
+    """Whether the device converts to E4M3 (PTX for sm_89 or newer)."""
+    hopper: bool
+    """Whether the device is of compute capability 9.0, for which there are kernels in Gluon."""
+    fp8_dot: bool
+    """Whether the device multiplies E4M3 matrices (``precision="fast"``)."""
+    prefill_exact: PrefillTuning
+    prefill_fast: PrefillTuning
+    decode: DecodeTuning
+
+
+def tuning_for(device: torch.device) -> Tuning:
+    """The parameters for a device; for the interpreter where there is none."""
+    if device.type != "cuda":
+        small = PrefillTuning(warps=4, stages=1, programs_per_multiprocessor=1)
+        return Tuning(2, False, False, False, small, small, DecodeTuning(4, 1, 1))
+    properties = torch.cuda.get_device_properties(device)
+    count = properties.multi_processor_count
+    if torch.version.hip is not None:
+        prefill = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
+        return Tuning(count, False, False, False, prefill, prefill, DecodeTuning(4, 2, 4))
+    capability = (properties.major, properties.minor)
+    if capability == (9, 0):
+        exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
+        fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
+        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 8, 128))
+    ptx = capability >= (8, 9)
+    exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
+    fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)
+    return Tuning(count, ptx, False, ptx, exact, fast, DecodeTuning(4, 3, 4))

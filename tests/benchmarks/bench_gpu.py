@@ -1,0 +1,288 @@
+"""Speed of the triton backend on one GPU: every stage and the pipeline, cold, beside the run's own
+yardsticks.
+
+    python -m tests.benchmarks.bench_gpu [--json FILE] [--rounds N]
+
+Cold: calls rotate over sets of pages larger than twice the last-level cache, at permuted places. Work is
+counted
+from the visible blocks. A time is the median of the rounds; a round runs every set once between two events
+(decode and insert as replays of a graph, so that the host's launches do not count). Random data throughout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from kernel.backends import registry
+from kernel.backends.base import Precision
+from kernel.backends.triton.backend import TritonBackend
+from kernel.backends.triton.decode_graph import DecodeGraph
+from kernel.backends.triton.topk import select_grouped
+from kernel.batch import Request, ScoreBatch
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES
+from kernel.nvfp4 import build_lut
+
+QUERIES, TOPK = 8192, 16
+CONTEXTS = (131_072, 524_288)
+DECODES = ((32, 1, 131_072), (32, 4, 131_072), (1, 1, 524_288))
+"""Requests, queries of each, keys of each."""
+INSERT_TOKENS = 65_536
+SQUARE = 8192
+COPY_BYTES = 1 << 30
+PRECISIONS: tuple[Precision, ...] = ("exact", "fast")
+PEER_MS = {
+    "select H=4 131072": (2.77 + 0.84, 1.29 + 0.84),
+    "select H=4 524288": (11.3 + 3.40, 5.26 + 3.40),
+    "select H=1 131072": (1.45 + 0.22, 1.18 + 0.22),
+    "select H=1 524288": (5.75 + 0.88, 4.74 + 0.88),
+    "score H=4 131072": (2.77, 1.29),
+    "score H=4 524288": (11.3, 5.26),
+    "score H=1 131072": (1.45, 1.18),
+    "score H=1 524288": (5.75, 4.74),
+    "top-k, group maxima H=4 131072": (0.84, 0.84),
+    "top-k, group maxima H=4 524288": (3.40, 3.40),
+    "top-k, group maxima H=1 131072": (0.22, 0.22),
+    "top-k, group maxima H=1 524288": (0.88, 0.88),
+    "decode + top-k 32 x 1 x 131072": (0.264, 0.309),
+    "decode + top-k 32 x 4 x 131072": (0.313, 0.204),
+    "decode + top-k 1 x 1 x 524288": (0.141, 0.154),
+}
+"""vLLM 0.33's Triton kernels with bfloat16 and with fp8 keys, ms, measured earlier on an H200 of the same
+kind."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the report."""
+
+    name: str
+    precision: str
+    milliseconds: float
+    rate: float
+    unit: str
+    """TFLOP/s of the visible blocks, or TB/s of the bytes that have to be moved."""
+
+
+def milliseconds(calls: Sequence[Callable[[], object]], rounds: int) -> float:
+    """Median over rounds of a call's time; each round runs every call once."""
+    for call in calls:
+        call()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        times.append((start, end))
+    torch.cuda.synchronize()
+    median: float = statistics.median(start.elapsed_time(end) for start, end in times)
+    return median / len(calls)
+
+
+def graphed(calls: Sequence[Callable[[], object]], rounds: int) -> float:
+    """The same for calls replayed from one graph."""
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return milliseconds([graph.replay], rounds) / len(calls)
+
+
+def random_pages(num_pages: int) -> torch.Tensor:
+    """``[num_pages, 9216]`` uint8 of random codes; scales 2^-3 to 3.75."""
+    pages = torch.randint(0, 256, (num_pages, PAGE_BYTES), dtype=torch.uint8, device="cuda")
+    pages[:, CODE_BYTES:] = torch.randint(
+        0x20, 0x48, (num_pages, SCALE_BYTES), dtype=torch.uint8, device="cuda"
+    )
+    return pages
+
+
+def random_queries(tokens: int, heads: int) -> torch.Tensor:
+    """``[tokens, heads, 128]`` float8_e4m3fn of normal values."""
+    return torch.randn(tokens, heads, HEAD_DIM, device="cuda").to(torch.float8_e4m3fn)
+
+
+def cold_sets(num_bytes: int) -> int:
+    """Sets of so many bytes that are together larger than twice the last-level cache."""
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return max(1, -(-2 * cache // num_bytes))
+
+
+def yardsticks(rounds: int) -> list[Measured]:
+    """Copy bandwidth and the fp8 and float16 matrix rates."""
+    source = torch.randint(0, 255, (COPY_BYTES,), dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    ms = milliseconds([lambda: target.copy_(source)], rounds)
+    found = [Measured("copy of 1 GiB", "", ms, 2 * COPY_BYTES / ms / 1e9, "TB/s")]
+    left, right = (torch.randn(SQUARE, SQUARE, device="cuda") for _ in range(2))
+    fp8, one = [matrix.to(torch.float8_e4m3fn) for matrix in (left, right)], torch.ones((), device="cuda")
+    half = [matrix.half() for matrix in (left, right)]
+    flop = 2 * SQUARE**3
+    if torch.cuda.get_device_capability() >= (8, 9):
+        ms = milliseconds(
+            [lambda: torch._scaled_mm(fp8[0], fp8[1].t(), one, one, out_dtype=torch.bfloat16)], rounds
+        )
+        found.append(Measured(f"torch._scaled_mm {SQUARE} cubed", "fp8", ms, flop / ms / 1e9, "TFLOP/s"))
+    ms = milliseconds([lambda: torch.mm(half[0], half[1].t())], rounds)
+    return [*found, Measured(f"torch.mm {SQUARE} cubed", "float16", ms, flop / ms / 1e9, "TFLOP/s")]
+
+
+def prefill(heads: int, keys: int, precision: Precision, rounds: int) -> list[Measured]:
+    """The pipeline, the score kernel and top-k on what it wrote."""
+    backend = registry.create("triton", precision=precision)
+    assert isinstance(backend, TritonBackend)
+    blocks = keys // BLOCK_TOKENS
+    sets = cold_sets(blocks * PAGE_BYTES)
+    pages, lut, q = random_pages(sets * blocks), build_lut("cuda"), random_queries(QUERIES, heads)
+    tables = torch.randperm(sets * blocks, device="cuda").int().view(sets, 1, blocks)
+    request = (Request(0, 0, QUERIES, keys),)
+    batches = [ScoreBatch(q, pages, table, lut, request, 0, 1) for table in tables]
+    ids = torch.empty(heads, QUERIES, TOPK, dtype=torch.int32, device="cuda")
+    visible = heads * int(batches[0].num_blocks_per_query().sum())
+    flop = 2.0 * HEAD_DIM * BLOCK_TOKENS * visible
+    shape = f"H={heads} {keys}"
+
+    def line(name: str, ms: float, work: float, unit: str) -> Measured:
+        return Measured(f"{name} {shape}", precision, ms, work / ms / 1e9, unit)
+
+    select_ms = milliseconds([partial(backend.select, batch, ids, "score") for batch in batches], rounds)
+    chunks = backend.chunks(batches[0])
+    keys_of_set = backend.dequantized(batches[0], chunks[0], None)
+    buffers = [backend.score_buffers(chunk) for chunk in chunks]
+
+    def score_all() -> None:
+        for chunk, parts in zip(chunks, buffers):
+            backend.score_chunk(batches[0], chunk, keys_of_set, *parts)
+
+    score_ms = milliseconds([score_all], rounds)
+    topk_ms = 0.0
+    for chunk, (scores, maxima, info) in zip(chunks, buffers):
+        backend.score_chunk(batches[0], chunk, keys_of_set, scores, maxima, info)
+        select_rows = partial(select_grouped, scores, maxima, info[0], info[1], chunk.rows, ids, "score")
+        topk_ms += graphed([select_rows], rounds)
+    rows = heads * QUERIES
+    topk_bytes = 4.0 * rows * (blocks / 16 + 16 * 16 + TOPK)
+    return [
+        line("select", select_ms, flop, "TFLOP/s"),
+        line("score", score_ms, flop, "TFLOP/s"),
+        line("top-k, group maxima", topk_ms, topk_bytes, "TB/s"),
+    ]
+
+
+def topk_of_scores(heads: int, keys: int, rounds: int) -> list[Measured]:
+    """Top-k of plain scores and torch.topk of the same."""
+    backend = registry.create("triton")
+    blocks = keys // BLOCK_TOKENS
+    scores = torch.randn(heads, QUERIES, blocks, device="cuda")
+    num_blocks = torch.full((QUERIES,), blocks, dtype=torch.int32, device="cuda")
+    ids = torch.empty(heads, QUERIES, TOPK, dtype=torch.int32, device="cuda")
+    size, shape = 4.0 * scores.numel(), f"H={heads} {keys}"
+    own = graphed([lambda: backend.topk(scores, num_blocks, ids, "score")], rounds)
+    theirs = milliseconds([lambda: torch.topk(scores, TOPK, dim=2)], rounds)
+    return [
+        Measured(f"top-k, plain scores {shape}", "", own, size / own / 1e9, "TB/s"),
+        Measured(f"torch.topk {shape}", "", theirs, size / theirs / 1e9, "TB/s"),
+    ]
+
+
+def decode(requests: int, queries: int, keys: int, precision: Precision, rounds: int) -> Measured:
+    """Score and top-k of a decode step, replayed."""
+    backend = registry.create("triton", precision=precision)
+    assert isinstance(backend, TritonBackend)
+    blocks = keys // BLOCK_TOKENS
+    step_bytes = requests * blocks * PAGE_BYTES
+    sets = cold_sets(step_bytes)
+    pages = random_pages(sets * requests * blocks)
+    tables = torch.randperm(sets * requests * blocks, device="cuda").int().view(sets, requests, blocks)
+    offsets = torch.arange(0, requests * queries + 1, queries, dtype=torch.int32, device="cuda")
+    seq_lens = torch.full((requests,), keys, dtype=torch.int32, device="cuda")
+    q = random_queries(requests * queries, 1)
+    steps = [
+        DecodeGraph(backend, q, pages, table, offsets, seq_lens, max_queries=queries) for table in tables
+    ]
+    ms = milliseconds([step.replay for step in steps], rounds)
+    return Measured(
+        f"decode + top-k {requests} x {queries} x {keys}", precision, ms, step_bytes / ms / 1e9, "TB/s"
+    )
+
+
+def insert(rounds: int) -> list[Measured]:
+    """Insertion of bfloat16 keys, and a copy of the bytes that it reads and writes."""
+    backend = registry.create("triton")
+    num_bytes = INSERT_TOKENS * (2 * HEAD_DIM + PAGE_BYTES // BLOCK_TOKENS)
+    sets = cold_sets(num_bytes) + 8
+    keys = [torch.randn(INSERT_TOKENS, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    pages = [
+        torch.empty(INSERT_TOKENS // BLOCK_TOKENS, PAGE_BYTES, dtype=torch.uint8, device="cuda") for _ in keys
+    ]
+    slots = torch.randperm(INSERT_TOKENS // BLOCK_TOKENS, device="cuda")[:, None] * BLOCK_TOKENS
+    slots = (slots + torch.arange(BLOCK_TOKENS, device="cuda")).flatten()
+    copies = [torch.randint(0, 255, (num_bytes // 2,), dtype=torch.uint8, device="cuda") for _ in keys]
+    targets = [torch.empty_like(copy) for copy in copies]
+    own = graphed([partial(backend.insert, k, p, slots) for k, p in zip(keys, pages)], rounds)
+    copy = graphed([partial(t.copy_, s) for s, t in zip(copies, targets)], rounds)
+    return [
+        Measured(f"insert {INSERT_TOKENS} bfloat16 keys", "", own, num_bytes / own / 1e9, "TB/s"),
+        Measured("copy of the same bytes", "", copy, num_bytes / copy / 1e9, "TB/s"),
+    ]
+
+
+def measure(rounds: int) -> list[Measured]:
+    """The whole benchmark."""
+    found = yardsticks(rounds)
+    for heads in (4, 1):
+        for keys in CONTEXTS:
+            for precision in PRECISIONS:
+                found += prefill(heads, keys, precision, rounds)
+            found += topk_of_scores(heads, keys, rounds)
+            torch.cuda.empty_cache()
+    found += [decode(*shape, precision, rounds) for shape in DECODES for precision in PRECISIONS]
+    return found + insert(rounds)
+
+
+def print_report(found: list[Measured], console: Console) -> None:
+    """One table: times, rates and how many times the peers' speed."""
+    table = Table(title=f"triton on {torch.cuda.get_device_name()}, {QUERIES} queries, cold")
+    for column in ("what", "precision", "ms", "rate", "x bf16 peer", "x fp8 peer"):
+        table.add_column(column, justify="left" if column in ("what", "precision") else "right")
+    for line in found:
+        peers = [f"{peer / line.milliseconds:.2f}" for peer in PEER_MS.get(line.name, ())] or ["", ""]
+        rate = f"{line.rate:.0f} {line.unit}" if line.rate > 10 else f"{line.rate:.2f} {line.unit}"
+        table.add_row(line.name, line.precision, f"{line.milliseconds:.4f}", rate, *peers)
+    console.print(table)
+
+
+def main(arguments: list[str]) -> None:
+    """Run from a command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args(arguments)
+    found = measure(options.rounds)
+    if options.json:
+        report = {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "rounds": options.rounds,
+        }
+        options.json.write_text(json.dumps(report | {"measured": [asdict(line) for line in found]}, indent=1))
+    print_report(found, Console(width=110))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""What only a GPU can show. Run with the contract's tests by ``make test-gpu``."""

@@ -1,0 +1,58 @@
+"""Run the triton backend in Triton's interpreter and compare it with the oracle; fails where it differs.
+
+TRITON_INTERPRET=1 python -m tests.support.interpreted
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernel.backends import registry
+from kernel.backends.base import Backend
+from kernel.backends.triton import topk
+from tests.support.calls import random_call
+from tests.support.compare import assert_same_bits, oracle_scores
+from tests.support.oracle_pages import oracle_inserted
+from tests.support.run import inserted, scores_of, selection_of, topk_of
+from tests.support.selection import in_block_order, selected
+
+
+def check_scores(backend: Backend) -> None:
+    """Prefill, decode and selection of a ragged call, with forced blocks."""
+    call = random_call([(300, 20), (0, 0), (129, 1), (260, 3)], 2, seed=3).forcing(1, 1)
+    scores = scores_of(backend, call)
+    assert_same_bits(scores, oracle_scores(call))
+    expected = selected(scores, call.batch().num_blocks_per_query(), 16)
+    assert_same_bits(selection_of(backend, call, 16), expected)
+
+
+def check_topk(backend: Backend) -> None:
+    """Both top-k kernels on ties, NaN, zeros of both signs and -inf."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(-9, 9, (1, 20, 272), generator=generator).float()
+    scores[0, 3, 7], scores[0, 2], scores[0, 4] = torch.nan, -0.0, -torch.inf
+    num_blocks = torch.randint(0, 273, (20,), generator=generator).int()
+    expected = selected(scores, num_blocks, 16)
+    for network_rows in (0, 1 << 30):
+        topk.NETWORK_ROWS = network_rows
+        assert_same_bits(topk_of(backend, scores, num_blocks, 16), expected)
+        assert_same_bits(topk_of(backend, scores, num_blocks, 16, "block"), in_block_order(expected))
+
+
+def check_insert(backend: Backend) -> None:
+    """Every byte, a skipped slot, wide magnitudes."""
+    generator = torch.Generator().manual_seed(1)
+    exponents = torch.randint(-12, 12, (77, 128), generator=generator)
+    keys = torch.randn(77, 128, generator=generator) * 2.0**exponents
+    slots = torch.randperm(384, generator=generator)[:77]
+    slots[3] = -1
+    pages = torch.full((3, 9216), 7, dtype=torch.uint8)
+    assert_same_bits(inserted(backend, keys, pages, slots), oracle_inserted(keys, pages, slots))
+
+
+if __name__ == "__main__":
+    interpreted = registry.create("triton")
+    check_scores(interpreted)
+    check_topk(interpreted)
+    check_insert(interpreted)
+    print("the interpreted kernels agree with the oracle")

@@ -1,0 +1,57 @@
+"""What can be told of the Triton kernels without a GPU: their logic, interpreted, and that they compile."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from kernel.backends import registry
+from tests.support.real_cases import ROOT
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
+
+
+def run_module(module: str, *words: str, **environment: str) -> str:
+    """Run a module of the tests in a process of its own and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_registry_says_why_it_cannot_run() -> None:
+    """Without the package or a GPU the backend is not usable, and the reason is named."""
+    status = registry.status("triton")
+    if not status.usable:
+        assert status.reason in ("the package triton is not installed", "torch sees no GPU")
+
+
+@needs_triton
+@pytest.mark.skipif(
+    tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4),
+    reason="Triton 3.6's interpreter makes ints of arrays of one value, which numpy 2.4 and newer refuse",
+)
+def test_interpreted_kernels_agree_with_the_oracle() -> None:
+    """Insert, both scorers, both top-k kernels and the selection."""
+    output = run_module("tests.support.interpreted", TRITON_INTERPRET="1")
+    assert "agree with the oracle" in output
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:90", "cuda:80", "hip:gfx942", "hip:gfx950"])
+def test_kernels_compile(target: str) -> None:
+    """Every kernel that a device of that kind would run, without the device."""
+    assert f"compiled for {target}" in run_module("tests.support.compiled", target)
