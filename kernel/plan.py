@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -44,6 +44,13 @@ _ITEM_OVERHEAD_QUARTERS = 6
 # about 3,000 predicted clocks where a block takes 2,048.
 _SEGMENT_TRIALS = 4
 # Items a workgroup slot may get on average, at most; beyond, start-up costs more than balance gains.
+_SEGMENT_SIZES = tuple(1 << power for power in range(7, 14))
+# Segments of 128 to 8,192 blocks are tried besides equal shares: a share just below the tallest tiles cuts
+# each of them once too often, which a round number avoids.
+_DEALT_PLANS = 3
+# Plans that are dealt to the dies to see how they end there, the most promising of those tried.
+_GROUPS_PER_DIE = 2
+# A die gets its load in at least so many groups: one larger group would be a die's load alone, and uneven.
 _INT32 = 2**31
 
 
@@ -113,11 +120,20 @@ def plan_prefill(
     """
     _check_widths(requests, num_heads, table_stride=table_stride, score_blocks=score_blocks)
     tiles = list(_tiles(requests, TILE_ROWS // num_heads))
-    longest = _segment_blocks([tile.num_blocks for tile in tiles], slots, alignment)
-    items = [
-        item for tile in tiles for item in _segments(tile, longest, table_stride, score_blocks, alignment)
-    ]
-    return _grid_order(items, xcds)
+    best: tuple[int, list[WorkItem]] | None = None
+    for longest in _segment_blocks([tile.num_blocks for tile in tiles], slots, alignment):
+        order = _grid_order(
+            [
+                item
+                for tile in tiles
+                for item in _segments(tile, longest, table_stride, score_blocks, alignment)
+            ],
+            xcds,
+        )
+        ends = dealt_makespan([item.cost for item in order], slots, xcds)
+        if best is None or ends < best[0]:
+            best = (ends, order)
+    return best[1] if best is not None else []
 
 
 def pack_items(items: Sequence[WorkItem]) -> array[int]:
@@ -151,6 +167,11 @@ def makespan(costs: Sequence[int], slots: int) -> int:
     for cost in costs:
         heapq.heapreplace(busy, busy[0] + cost)
     return max(busy, default=0)
+
+
+def dealt_makespan(costs: Sequence[int], slots: int, xcds: int) -> int:
+    """As :func:`makespan`, of items dealt in turn to ``xcds`` dies that share the slots evenly."""
+    return max(makespan(costs[die::xcds], max(slots // xcds, 1)) for die in range(xcds))
 
 
 def _check_widths(
@@ -191,25 +212,30 @@ def _tiles(requests: Sequence[Request], tokens: int) -> Iterator[_Tile]:
             first, end = end, min(end + tokens, request.query_len)
 
 
-def _segment_blocks(tile_blocks: Sequence[int], slots: int, alignment: int) -> int:
-    """The longest segment, in blocks: of a few candidates the one whose plan is predicted to end first."""
+def _segment_blocks(tile_blocks: Sequence[int], slots: int, alignment: int) -> list[int]:
+    """Lengths of the longest segment, in blocks, whose plans are predicted to end first on one die: the best,
+    then those that end within a few."""
+    if not tile_blocks:
+        return []
     total = sum(4 * blocks + _ITEM_OVERHEAD_QUARTERS for blocks in tile_blocks)
-    best: tuple[int, int] | None = None
-    for trial in range(1, _SEGMENT_TRIALS + 1):
-        share = max(total // (slots * trial) - _ITEM_OVERHEAD_QUARTERS, 0) // 4
-        longest = max(-(-share // alignment), 1) * alignment
-        costs = [
-            4 * (end - first) + _ITEM_OVERHEAD_QUARTERS
-            for blocks in tile_blocks
-            for first, end in _cuts(blocks, longest, alignment)
-        ]
-        ends = makespan(sorted(costs, reverse=True), slots)
-        if best is None or (ends, -longest) < (best[0], -best[1]):
-            best = (ends, longest)
-        if longest == alignment:
-            break
-    assert best is not None  # noqa: S101 - the loop runs
-    return best[1]
+    tallest = max(tile_blocks)
+    shares = [
+        max(total // (slots * trial) - _ITEM_OVERHEAD_QUARTERS, 0) // 4
+        for trial in range(1, _SEGMENT_TRIALS + 1)
+    ]
+    # Shorter segments than the last share would give a slot more items than pay.
+    sizes = [size for size in _SEGMENT_SIZES if shares[-1] < size < tallest]
+    ends: dict[int, int] = {}
+    for size in (*shares, *sizes):
+        longest = max(-(-size // alignment), 1) * alignment
+        if longest not in ends:
+            costs = [
+                4 * (end - first) + _ITEM_OVERHEAD_QUARTERS
+                for blocks in tile_blocks
+                for first, end in _cuts(blocks, longest, alignment)
+            ]
+            ends[longest] = makespan(sorted(costs, reverse=True), slots)
+    return sorted(ends, key=lambda longest: (ends[longest], -longest))[:_DEALT_PLANS]
 
 
 def _cuts(blocks: int, longest: int, alignment: int) -> Iterator[tuple[int, int]]:
@@ -241,9 +267,12 @@ def _grid_order(items: Sequence[WorkItem], xcds: int) -> list[WorkItem]:
     sharing: dict[tuple[int, int], list[WorkItem]] = {}
     for item in items:
         sharing.setdefault((item.table_offset, item.first_block), []).append(item)
+    groups = list(
+        _small_groups(sharing.values(), sum(item.cost for item in items) // (xcds * _GROUPS_PER_DIE))
+    )
     dies: list[list[WorkItem]] = [[] for _ in range(xcds)]
     load = [(0, die) for die in range(xcds)]
-    for group in sorted(sharing.values(), key=lambda group: -sum(item.cost for item in group)):
+    for group in sorted(groups, key=lambda group: -sum(item.cost for item in group)):
         cost, die = load[0]
         heapq.heapreplace(load, (cost + sum(item.cost for item in group), die))
         dies[die].extend(group)
@@ -258,3 +287,17 @@ def _grid_order(items: Sequence[WorkItem], xcds: int) -> list[WorkItem]:
         order.append(queues[die][taken[die]])
         taken[die] += 1
     return order
+
+
+def _small_groups(groups: Iterable[list[WorkItem]], most_cost: int) -> Iterator[list[WorkItem]]:
+    """Cut groups that cost more than ``most_cost``, between items."""
+    for group in groups:
+        part: list[WorkItem] = []
+        cost = 0
+        for item in group:
+            if part and cost + item.cost > most_cost:
+                yield part
+                part, cost = [], 0
+            part.append(item)
+            cost += item.cost
+        yield part
