@@ -15,15 +15,16 @@ import pytest
 
 from indexer.case import encode_case
 from indexer.wire import encode_keys
+from tests.http.slow_server import SLOW_QUERIES
 from tests.support.http_calls import BINARY, assert_problem, binary, make_sequence, normals, random_case
 from tests.support.live_server import LiveServer
 
-SLOW = "/v1/profile?repeats=60"
-"""A call that keeps the device busy for some seconds."""
+SLOW_SERVER = "tests.http.slow_server"
 
 
 def _slow_body() -> bytes:
-    return encode_case(random_case(((4096, 128),)))
+    """A call that keeps the device of a slow server busy."""
+    return encode_case(random_case(((200, SLOW_QUERIES),)))
 
 
 def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -84,8 +85,24 @@ def test_a_backend_that_fails_its_self_test_is_never_served() -> None:
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LiveServer]:
     """A server with three places and a short deadline."""
-    with LiveServer("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8") as live:
+    flags = ("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8")
+    with LiveServer(*flags, module=SLOW_SERVER) as live:
         yield live
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_profile_of_many_runs_ends_at_the_deadline_or_with_its_client(
+    narrow: LiveServer, leaves: bool
+) -> None:
+    with narrow.client() as client:
+        path = "/v1/profile?repeats=100&cache=warm"
+        if leaves:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(path, timeout=0.3, **binary(_slow_body()))
+        else:
+            assert_problem(client.post(path, **binary(_slow_body())), 504, "deadline")
+        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)
+        assert not _busy(client)
 
 
 def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) -> None:
@@ -93,7 +110,7 @@ def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) ->
     with live.client() as client:
         sequence = make_sequence(client)
         small = encode_case(random_case(((10, 1),)))
-        slow = _Background(live, SLOW, _slow_body())
+        slow = _Background(live, "/v1/score", _slow_body())
         _until(lambda: _busy(client))
         late = _Background(live, f"/v1/sequences/{sequence}/keys", _keys(5))
         parts = urlsplit(live.url)
@@ -127,8 +144,8 @@ def test_a_body_that_never_arrives_frees_its_place(narrow: LiveServer) -> None:
 
 def test_sigterm_drains_and_refuses_what_comes_later() -> None:
     flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
-    with LiveServer(*flags) as live, live.client() as client:
-        running = _Background(live, SLOW, _slow_body())
+    with LiveServer(*flags, module=SLOW_SERVER) as live, live.client() as client:
+        running = _Background(live, "/v1/score", _slow_body())
         _until(lambda: _busy(client))
         waiting = _Background(live, "/v1/score", encode_case(random_case(((10, 1),))))
         _until(lambda: client.get("/v1/activity").json()["waiting"] == 1)
