@@ -60,6 +60,11 @@ class Worker:
         return len(self._jobs)
 
     @property
+    def running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread.is_alive()
+
+    @property
     def stopping(self) -> bool:
         """Whether the server is being shut down."""
         return self._stopping
@@ -231,7 +236,7 @@ class Place:
             raise ProblemError(
                 504,
                 "deadline",
-                "the deadline passed between two runs; ask for fewer, or raise deadline_seconds",
+                "the deadline passed between two runs; ask for fewer",
             )
 
     def _abandon(self, job: _Job) -> None:

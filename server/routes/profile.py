@@ -35,8 +35,8 @@ router = APIRouter(tags=["score"])
 async def profile(request: Request, options: Annotated[ProfileOptions, Query()]) -> Response:
     """Run a case several times and show each stage's time, and the speed beside the device's own floor.
 
-    The device serves nothing else meanwhile. The deadline and the client's disconnect are looked at before each
-    run.
+    The device serves nothing else meanwhile. It ends before its next run when the deadline has passed or the
+    client is gone.
     """
     form = form_of_body(request)
     decode = decode_case if form == BINARY else case_of_json

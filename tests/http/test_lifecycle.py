@@ -72,14 +72,33 @@ def _check_warming(live: LiveServer) -> None:
         assert client.post("/v1/score", **body).status_code == 200
 
 
-def test_a_backend_that_fails_its_self_test_is_never_served() -> None:
-    wrong = "tests.http.wrong_server"
-    with LiveServer("--backend=cpu", ready=False, module=wrong) as live, live.client() as client:
-        _until(lambda: any(event["event"] == "self-test failed" for event in live.events()), 120)
-        problem = assert_problem(client.get("/readyz"), 503, "warming")
-        assert "self-test failed" in problem["detail"]
-        assert_problem(client.post("/v1/sequences"), 503, "warming")
-        assert client.get("/healthz").status_code == 200
+@pytest.mark.parametrize(
+    ("module", "flags", "reason"),
+    [
+        ("tests.http.wrong_server", (), "score error"),
+        ("server", ("--num-pages=99999999999",), "num_pages"),
+    ],
+)
+def test_a_warm_up_that_fails_ends_the_server(module: str, flags: tuple[str, ...], reason: str) -> None:
+    with LiveServer("--backend=cpu", *flags, ready=False, module=module) as live:
+        assert live.process.wait(120) == 1, live.log_text()
+        failed = [event for event in live.events() if event["event"] == "self-test failed"]
+        assert len(failed) == 1
+        assert reason in failed[0]["reason"]
+        assert "ready" not in {event["event"] for event in live.events()}
+
+
+def test_a_call_longer_than_the_drain_is_left_without_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOW_SERVER_SECONDS", "60")
+    with LiveServer("--backend=cpu", "--num-pages=8", "--drain-seconds=1", module=SLOW_SERVER) as live:
+        running = _Background(live, "/v1/score", _slow_body())
+        with live.client() as client:
+            _until(lambda: _busy(client))
+        live.process.send_signal(signal.SIGTERM)
+        assert_problem(running.wait(), 503, "stopping")
+        assert live.process.wait(30) == 1, live.log_text()
+        assert [event for event in live.events() if event["event"] == "left a running call"]
+        assert "terminate called" not in live.log_text()
 
 
 @pytest.fixture(scope="module")

@@ -208,8 +208,8 @@ def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
 
     async def scenario(worker: Worker) -> None:
         late = worker.admit()
+        deadline = _later(0.1)
         with pytest.raises(ProblemError, match="between two runs") as raised:
-            deadline = _later(0.1)
             await late.run(call(late, deadline, threading.Event()), deadline, _never)
         assert raised.value.status == 504
         left, begun = worker.admit(), threading.Event()
