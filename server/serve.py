@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from kernel.backends import registry
 from kernel.errors import IndexerError
 from server.app import create_app, new_state
+from server.connection import protocol_of
 from server.logs import configure_logs
 from server.settings import Settings
 
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = new_state(settings)
     config = uvicorn.Config(
         create_app(state),
+        http=protocol_of(settings.deadline_seconds),
         log_config=None,
         access_log=False,
         server_header=False,

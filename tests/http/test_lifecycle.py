@@ -161,6 +161,21 @@ def test_a_body_that_never_arrives_frees_its_place(narrow: LiveServer) -> None:
         assert client.post("/v1/score", **binary(encode_case(random_case(((10, 1),))))).status_code == 200
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_head_that_never_ends_closes_its_connection(narrow: LiveServer, kept: bool) -> None:
+    parts = urlsplit(narrow.url)
+    with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as stalled:
+        if kept:
+            stalled.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert stalled.recv(4096).startswith(b"HTTP/1.1 200")
+        stalled.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        began = time.monotonic()
+        rest = b"more"
+        while rest:
+            rest = stalled.recv(4096)
+        assert time.monotonic() - began < 20
+
+
 def test_sigterm_drains_and_refuses_what_comes_later() -> None:
     flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
     with LiveServer(*flags, module=SLOW_SERVER) as live, live.client() as client:
