@@ -27,6 +27,7 @@ _PLAIN: Mapping[str, type[ServerError]] = {
     "too-many-sequences": TooManySequencesError,
     "busy": BusyError,
     "warming": NotReadyError,
+    "stopping": NotReadyError,
     "deadline": DeadlineError,
 }
 

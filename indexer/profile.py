@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ def profile_case(
     repeats: int = 5,
     scores: bool = False,
     trace: bool = False,
+    before_run: Callable[[], None] | None = None,
 ) -> Profile:
     """Profile a case.
 
@@ -45,6 +47,7 @@ def profile_case(
         repeats: runs that are measured, 1 or more, after one that is not.
         scores: whether the scores are kept, as a caller that wants them would.
         trace: whether to add a chrome trace of one more run.
+        before_run: called before each run that is measured or traced; what it raises ends the profile.
 
     Raises:
         InvalidArgumentError: as :meth:`indexer.case_scorer.CaseScorer.score`.
@@ -52,7 +55,13 @@ def profile_case(
     device = scorer.device
     flush = _flush_buffer(device) if cache == "cold" else None
     _run(scorer, case, scores, flush)
-    runs = [_run(scorer, case, scores, flush) for _ in range(repeats)]
+    runs = []
+    for _ in range(repeats):
+        if before_run is not None:
+            before_run()
+        runs.append(_run(scorer, case, scores, flush))
+    if trace and before_run is not None:
+        before_run()
     device_seconds = statistics.median(sum(run.get(name, 0.0) for name in _DEVICE_STAGES) for run in runs)
     work, moved = flop(case), bytes_moved(case, scores=scores)
     floor = _floor(work, moved, measured_peaks(device))

@@ -31,13 +31,18 @@ _LAST_CALL_SECONDS = 5.0
 _log = structlog.get_logger("server")
 
 
-def create_app(settings: Settings) -> ASGIApp:
+def new_state(settings: Settings) -> ServerState:
+    """The state of a server with these settings that was not started."""
+    return ServerState(settings, Worker(settings.queue_places, settings.queue_bytes), Metrics())
+
+
+def create_app(state: ServerState) -> ASGIApp:
     """The ASGI application of one server.
 
     Args:
-        settings: checked settings.
+        state: of :func:`new_state`.
     """
-    state = ServerState(settings, Worker(settings.queue_places, settings.queue_bytes), Metrics())
+    settings = state.settings
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -70,8 +75,9 @@ async def _warm_up(state: ServerState) -> None:
     try:
         state.engine, _ = await job.future
     except Exception as error:
-        state.not_ready = f"the self-test failed: {error}"
-        _log.exception("self-test failed")
+        _log.exception("self-test failed", reason=str(error), remedy="the server ends with exit code 1")
+        state.failed = True
+        state.end()
     else:
         scorer = state.engine.scorer
         _log.info("ready", backend=scorer.backend, device=str(scorer.device))

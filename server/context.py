@@ -82,7 +82,7 @@ class ContextLayer:
             except asyncio.CancelledError:
                 # The time to drain is over. Only the web server cancels requests, and this one ends here.
                 if not status:
-                    ended = ProblemError(503, "warming", "the server was shut down before the call ended")
+                    ended = ProblemError(503, "stopping", "the server was shut down before the call ended")
                     await ended.response(context.request_id)(scope, receive, send_with_id)
             except Exception:
                 _log.exception("failed", request_id=context.request_id, path=scope["path"])

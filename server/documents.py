@@ -137,6 +137,7 @@ KEYS_RESPONSES: Responses = {
 PROFILE_RESPONSES: Responses = {
     200: {"description": "Where the time went", "model": ProfileReply, "headers": _CHANGED},
     **_BODY,
+    504: _problem("The deadline passed before the call began, or between two of its runs"),
 }
 METRICS_RESPONSES: Responses = {
     200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}

@@ -27,6 +27,7 @@ TITLES = {
     "unsupported-media-type": "The body has a type that is not read",
     "busy": "Every place in the queue is taken",
     "warming": "The backend is not ready",
+    "stopping": "The server is being shut down",
     "deadline": "The deadline passed",
     "disconnected": "The client went away",
     "internal": "The server failed",

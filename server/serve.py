@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import structlog
 import uvicorn
@@ -13,7 +16,8 @@ from pydantic import ValidationError
 
 from kernel.backends import registry
 from kernel.errors import IndexerError
-from server.app import create_app
+from server.app import create_app, new_state
+from server.connection import protocol_of
 from server.logs import configure_logs
 from server.settings import Settings
 
@@ -34,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: flags; the process's own when None.
 
     Returns:
-        The exit code: 0 after a drained end, 2 for settings that cannot be used, 1 for an address in use.
+        The exit code: 0 after a drained end, 2 for settings that cannot be used, 1 for an address in use, a
+        backend that fails its self-test or a device without room for the pages, and for a call that was still
+        running when the time to drain was over. That last one leaves at once, without returning.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -57,8 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     host, port = listener.getsockname()[:2]
     _log.info("listening", host=host, port=port, tokens=len(settings.all_tokens()))
+    state = new_state(settings)
     config = uvicorn.Config(
-        create_app(settings),
+        create_app(state),
+        http=protocol_of(settings.deadline_seconds),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -72,8 +80,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # uvicorn raises a signal again once it has drained; that must not end the process as if it had not.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listener])
-    return 0
+    server = uvicorn.Server(config)
+
+    def end() -> None:
+        server.should_exit = True
+
+    state.end = end
+    server.run(sockets=[listener])
+    if state.worker.running:
+        _leave()
+    return 1 if state.failed else 0
+
+
+def _leave() -> NoReturn:
+    """End the process though the device's thread is inside a call: the interpreter would abort it."""
+    _log.error("left a running call", remedy="raise drain_seconds above the longest call")
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(1)
 
 
 def _bound(settings: Settings) -> socket.socket:

@@ -74,9 +74,11 @@ class Settings(BaseSettings):
     """Live sequences of all tokens together; the next one gets 409."""
     deadline_seconds: float = Field(default=30.0, gt=0)
     """Time for a request to arrive and to reach the device; afterwards it gets 504 and is not executed. A
-    call that has begun is finished. An answer must be taken within the same time."""
+    run that has begun is finished; a profile ends between two runs. An answer must be taken within the same
+    time."""
     drain_seconds: int = Field(default=30, ge=0)
-    """Time that requests already in the server get to finish after SIGTERM."""
+    """Time that requests already in the server get to finish after SIGTERM. A call that takes longer is
+    left and the exit code is 1."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe events that are logged."""
     log_format: Literal["json", "console"] = "json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.requests import Request
@@ -26,8 +27,10 @@ class ServerState:
     metrics: Metrics
     engine: Engine | None = None
     """None until the self-test passed."""
-    not_ready: str = WARMING
-    """Why there is no engine yet."""
+    failed: bool = False
+    """Whether the warm-up failed. The server then ends."""
+    end: Callable[[], None] = lambda: None
+    """Ends the server."""
     started: float = field(default_factory=time.monotonic)
 
     def ready_engine(self) -> Engine:
@@ -36,9 +39,11 @@ class ServerState:
         Raises:
             ProblemError: 503, warming up or being shut down.
         """
-        if self.engine is None or self.worker.stopping:
-            reason = self.not_ready if self.engine is None else "the server is being shut down"
-            raise ProblemError(503, "warming", f"{reason}; nothing was done", {"Retry-After": "1"})
+        if self.worker.stopping:
+            detail = "the server is being shut down; nothing was done"
+            raise ProblemError(503, "stopping", detail, {"Retry-After": "1"})
+        if self.engine is None:
+            raise ProblemError(503, "warming", f"{WARMING}; nothing was done", {"Retry-After": "1"})
         return self.engine
 
 

@@ -60,6 +60,11 @@ class Worker:
         return len(self._jobs)
 
     @property
+    def running(self) -> bool:
+        """Whether the thread lives."""
+        return self._thread.is_alive()
+
+    @property
     def stopping(self) -> bool:
         """Whether the server is being shut down."""
         return self._stopping
@@ -165,13 +170,14 @@ def _finish(job: _Job, result: Any, error: BaseException | None, waited: float) 
 
 
 class Place:
-    """A request's place in the server. Everything here runs on the event loop."""
+    """A request's place in the server. Everything here but :meth:`check` runs on the event loop."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._bytes = 0
         self._running = False
         self._held = True
+        self._abandoned = False
         self._released = False
 
     def reserve(self, num_bytes: int) -> None:
@@ -206,17 +212,36 @@ class Place:
                     raise ProblemError(504, "deadline", "the deadline passed in the queue; nothing was done")
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not job.future.done():
-                self._give_up(job)
-                raise ProblemError(499, "disconnected", "the client went away before the answer")
+                self._abandon(job)
+                raise _gone_away()
             result: tuple[T, float] = job.future.result()
             return result
         except asyncio.CancelledError:
-            self._give_up(job)
+            self._abandon(job)
             raise
         finally:
             gone.cancel()
             if not job.future.done():
                 job.future.cancel()
+
+    def check(self, deadline: float) -> None:
+        """Called on the device's thread, between the parts of a call that has several.
+
+        Raises:
+            ProblemError: 504, ``deadline`` has passed; or nobody waits for the answer any more.
+        """
+        if self._abandoned:
+            raise _gone_away()
+        if time.monotonic() >= deadline:
+            raise ProblemError(
+                504,
+                "deadline",
+                "the deadline passed between two runs; ask for fewer",
+            )
+
+    def _abandon(self, job: _Job) -> None:
+        self._abandoned = True
+        self._give_up(job)
 
     def _give_up(self, job: _Job) -> bool:
         given_up = self._worker.give_up(job)
@@ -239,6 +264,10 @@ class Place:
             self._released = True
             self._worker.places_taken -= 1
             self._worker.bytes_taken -= self._bytes
+
+
+def _gone_away() -> ProblemError:
+    return ProblemError(499, "disconnected", "the client went away before the answer")
 
 
 async def _disconnected(receive: Receive) -> None:

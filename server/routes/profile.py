@@ -35,14 +35,19 @@ router = APIRouter(tags=["score"])
 async def profile(request: Request, options: Annotated[ProfileOptions, Query()]) -> Response:
     """Run a case several times and show each stage's time, and the speed beside the device's own floor.
 
-    The device serves nothing else meanwhile.
+    The device serves nothing else meanwhile. It ends before its next run when the deadline has passed or the
+    client is gone.
     """
     form = form_of_body(request)
     decode = decode_case if form == BINARY else case_of_json
+    context = context_of(request.scope)
     max_call_bytes = state_of(request).settings.max_call_bytes
 
     def work(engine: Engine, _: str, body: bytearray) -> str:
         case = decode(body)
+        place = context.place
+        if place is None:
+            raise AssertionError("a call that runs has a place")
         check_case(case, max_call_bytes, scores=options.scores)
         profile = profile_case(
             engine.cases,
@@ -51,9 +56,10 @@ async def profile(request: Request, options: Annotated[ProfileOptions, Query()])
             repeats=options.repeats,
             scores=options.scores,
             trace=options.trace,
+            before_run=lambda: place.check(context.deadline),
         )
         return json.dumps(dataclasses.asdict(profile))
 
     text = await run_body_call(request, form, work)
-    headers = server_timing(context_of(request.scope).stages)
+    headers = server_timing(context.stages)
     return Response(text, headers=headers, media_type="application/json")

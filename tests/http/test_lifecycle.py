@@ -15,15 +15,16 @@ import pytest
 
 from indexer.case import encode_case
 from indexer.wire import encode_keys
+from tests.http.slow_server import SLOW_QUERIES
 from tests.support.http_calls import BINARY, assert_problem, binary, make_sequence, normals, random_case
 from tests.support.live_server import LiveServer
 
-SLOW = "/v1/profile?repeats=60"
-"""A call that keeps the device busy for some seconds."""
+SLOW_SERVER = "tests.http.slow_server"
 
 
 def _slow_body() -> bytes:
-    return encode_case(random_case(((4096, 128),)))
+    """A call that keeps the device of a slow server busy."""
+    return encode_case(random_case(((200, SLOW_QUERIES),)))
 
 
 def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
@@ -71,21 +72,56 @@ def _check_warming(live: LiveServer) -> None:
         assert client.post("/v1/score", **body).status_code == 200
 
 
-def test_a_backend_that_fails_its_self_test_is_never_served() -> None:
-    wrong = "tests.http.wrong_server"
-    with LiveServer("--backend=cpu", ready=False, module=wrong) as live, live.client() as client:
-        _until(lambda: any(event["event"] == "self-test failed" for event in live.events()), 120)
-        problem = assert_problem(client.get("/readyz"), 503, "warming")
-        assert "self-test failed" in problem["detail"]
-        assert_problem(client.post("/v1/sequences"), 503, "warming")
-        assert client.get("/healthz").status_code == 200
+@pytest.mark.parametrize(
+    ("module", "flags", "reason"),
+    [
+        ("tests.http.wrong_server", (), "score error"),
+        ("server", ("--num-pages=99999999999",), "num_pages"),
+    ],
+)
+def test_a_warm_up_that_fails_ends_the_server(module: str, flags: tuple[str, ...], reason: str) -> None:
+    with LiveServer("--backend=cpu", *flags, ready=False, module=module) as live:
+        assert live.process.wait(120) == 1, live.log_text()
+        failed = [event for event in live.events() if event["event"] == "self-test failed"]
+        assert len(failed) == 1
+        assert reason in failed[0]["reason"]
+        assert "ready" not in {event["event"] for event in live.events()}
+
+
+def test_a_call_longer_than_the_drain_is_left_without_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOW_SERVER_SECONDS", "60")
+    with LiveServer("--backend=cpu", "--num-pages=8", "--drain-seconds=1", module=SLOW_SERVER) as live:
+        running = _Background(live, "/v1/score", _slow_body())
+        with live.client() as client:
+            _until(lambda: _busy(client))
+        live.process.send_signal(signal.SIGTERM)
+        assert_problem(running.wait(), 503, "stopping")
+        assert live.process.wait(30) == 1, live.log_text()
+        assert [event for event in live.events() if event["event"] == "left a running call"]
+        assert "terminate called" not in live.log_text()
 
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LiveServer]:
     """A server with three places and a short deadline."""
-    with LiveServer("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8") as live:
+    flags = ("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8")
+    with LiveServer(*flags, module=SLOW_SERVER) as live:
         yield live
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_profile_of_many_runs_ends_at_the_deadline_or_with_its_client(
+    narrow: LiveServer, leaves: bool
+) -> None:
+    with narrow.client() as client:
+        path = "/v1/profile?repeats=100&cache=warm"
+        if leaves:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post(path, timeout=0.3, **binary(_slow_body()))
+        else:
+            assert_problem(client.post(path, **binary(_slow_body())), 504, "deadline")
+        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)
+        assert not _busy(client)
 
 
 def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) -> None:
@@ -93,7 +129,7 @@ def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) ->
     with live.client() as client:
         sequence = make_sequence(client)
         small = encode_case(random_case(((10, 1),)))
-        slow = _Background(live, SLOW, _slow_body())
+        slow = _Background(live, "/v1/score", _slow_body())
         _until(lambda: _busy(client))
         late = _Background(live, f"/v1/sequences/{sequence}/keys", _keys(5))
         parts = urlsplit(live.url)
@@ -125,10 +161,25 @@ def test_a_body_that_never_arrives_frees_its_place(narrow: LiveServer) -> None:
         assert client.post("/v1/score", **binary(encode_case(random_case(((10, 1),))))).status_code == 200
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_head_that_never_ends_closes_its_connection(narrow: LiveServer, kept: bool) -> None:
+    parts = urlsplit(narrow.url)
+    with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as stalled:
+        if kept:
+            stalled.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert stalled.recv(4096).startswith(b"HTTP/1.1 200")
+        stalled.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        began = time.monotonic()
+        rest = b"more"
+        while rest:
+            rest = stalled.recv(4096)
+        assert time.monotonic() - began < 20
+
+
 def test_sigterm_drains_and_refuses_what_comes_later() -> None:
     flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
-    with LiveServer(*flags) as live, live.client() as client:
-        running = _Background(live, SLOW, _slow_body())
+    with LiveServer(*flags, module=SLOW_SERVER) as live, live.client() as client:
+        running = _Background(live, "/v1/score", _slow_body())
         _until(lambda: _busy(client))
         waiting = _Background(live, "/v1/score", encode_case(random_case(((10, 1),))))
         _until(lambda: client.get("/v1/activity").json()["waiting"] == 1)

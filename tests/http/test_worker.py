@@ -193,6 +193,41 @@ def test_a_running_call_keeps_its_place_though_its_client_is_gone() -> None:
     run(scenario)
 
 
+def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
+    parts: list[str] = []
+
+    def call(place: Place, deadline: float, begun: threading.Event) -> Callable[[], None]:
+        def work() -> None:
+            for _ in range(1000):
+                place.check(deadline)
+                parts.append("part")
+                begun.set()
+                time.sleep(0.02)
+
+        return work
+
+    async def scenario(worker: Worker) -> None:
+        late = worker.admit()
+        deadline = _later(0.1)
+        with pytest.raises(ProblemError, match="between two runs") as raised:
+            await late.run(call(late, deadline, threading.Event()), deadline, _never)
+        assert raised.value.status == 504
+        left, begun = worker.admit(), threading.Event()
+
+        async def receive() -> Message:
+            await asyncio.to_thread(begun.wait, SOON)
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(ProblemError, match="went away"):
+            await left.run(call(left, _later(SOON), begun), _later(SOON), receive)
+        for place in (late, left):
+            place.release()
+        await _until(lambda: worker.places_taken == 0)
+
+    run(scenario)
+    assert 0 < len(parts) < 1000
+
+
 def test_a_cancelled_request_takes_its_call_back() -> None:
     ran: list[int] = []
 

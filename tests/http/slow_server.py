@@ -1,0 +1,31 @@
+"""A sidecar whose device takes a second and a half for a call of 77 queries, within torch as real work is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+
+from kernel.backends.cpu.backend import CpuBackend
+from kernel.batch import ScoreBatch
+from server.serve import main
+
+SLOW_QUERIES = 77
+SLOW_SECONDS = float(os.environ.get("SLOW_SERVER_SECONDS", "1.5"))
+_right = CpuBackend.score_prefill
+
+
+def _slow(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
+    if batch.q.shape[0] == SLOW_QUERIES:
+        matrix = torch.zeros(256, 256)
+        end = time.monotonic() + SLOW_SECONDS
+        while time.monotonic() < end:
+            torch.mm(matrix, matrix)
+    _right(self, batch, scores)
+
+
+if __name__ == "__main__":
+    CpuBackend.score_prefill = _slow  # type: ignore[method-assign]
+    sys.exit(main())
