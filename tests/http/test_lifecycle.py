@@ -114,7 +114,7 @@ def test_a_profile_of_many_runs_ends_at_the_deadline_or_with_its_client(
     narrow: LiveServer, leaves: bool
 ) -> None:
     with narrow.client() as client:
-        path = "/v1/profile?repeats=100&cache=warm"
+        path = "/v1/profile?repeats=100&cache=warm&scores=true"
         if leaves:
             with pytest.raises(httpx.ReadTimeout):
                 client.post(path, timeout=0.3, **binary(_slow_body()))
