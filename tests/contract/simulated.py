@@ -21,8 +21,8 @@ NIGHTLY: dict[str, str] = {
     # A workgroup a token: 128 to 260 requests or more.
     "test_chunked_prefill_gives_the_same_rows": r"(1|2|3|16|128)-\d|64-1",
     "test_split_in_two_at_every_offset_of_a_block": _ALL,
-    "test_of_every_prefix_see_exactly_the_causal_tokens": "[12]",
-    "test_of_every_prefix_equal_the_oracle": "[24]",
+    "test_of_every_prefix_see_exactly_the_causal_tokens": "[12]-.*",
+    "test_of_every_prefix_equal_the_oracle": "[24]-.*",
     "test_every_scale_and_code_is_scored_as_its_rounded_product": _ALL,
     "test_batches_of_1_to_1025_ragged_requests": "1025",
     # Many rows or many blocks.

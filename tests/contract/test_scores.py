@@ -12,10 +12,13 @@ from tests.support.run import scores_of, selection_of
 from tests.support.selection import selected
 
 HEADS = (1, 2, 4)
-EVERY_PREFIX = [
-    (128 * (residue % 3) + residue + queries, queries) for residue in range(128) for queries in (1, 3)
-]
-"""Two requests for every ``prefix mod 128``, with none, one or two whole blocks before it."""
+PREFIXES = [range(first, first + 32) for first in range(0, 128, 32)]
+"""Every ``prefix mod 128``, in parts."""
+
+
+def lengths_of(prefixes: range) -> list[tuple[int, int]]:
+    """Two requests for each prefix, with none, one or two whole blocks before it."""
+    return [(128 * (prefix % 3) + prefix + queries, queries) for prefix in prefixes for queries in (1, 3)]
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -36,13 +39,15 @@ def test_lie_within_the_bound_of_the_oracle(backend: Backend, heads: int) -> Non
     assert_within_bounds(scores_of(backend, call), call, backend.precision)
 
 
+@pytest.mark.parametrize("prefixes", PREFIXES, ids=lambda part: f"from {part.start}")
 @pytest.mark.parametrize("heads", HEADS)
-def test_of_every_prefix_see_exactly_the_causal_tokens(backend: Backend, heads: int) -> None:
+def test_of_every_prefix_see_exactly_the_causal_tokens(backend: Backend, heads: int, prefixes: range) -> None:
     """pos = seq_len - q_len + j, and a row sees the keys 0..pos, for every prefix mod 128."""
-    call = staircase_call(EVERY_PREFIX, heads)
+    lengths = lengths_of(prefixes)
+    call = staircase_call(lengths, heads)
     scores = scores_of(backend, call)
     row = 0
-    for seq_len, query_len in EVERY_PREFIX:
+    for seq_len, query_len in lengths:
         for position in range(seq_len - query_len, seq_len):
             steps = [min(127, position - 128 * block) for block in range(scores.shape[2])]
             expected = [float(step) if step >= 0 else -torch.inf for step in steps]
@@ -50,10 +55,11 @@ def test_of_every_prefix_see_exactly_the_causal_tokens(backend: Backend, heads: 
             row += 1
 
 
+@pytest.mark.parametrize("prefixes", PREFIXES, ids=lambda part: f"from {part.start}")
 @pytest.mark.parametrize("heads", HEADS)
-def test_of_every_prefix_equal_the_oracle(backend: Backend, heads: int) -> None:
+def test_of_every_prefix_equal_the_oracle(backend: Backend, heads: int, prefixes: range) -> None:
     """The same sweep on random pages whose bytes past the last key would win."""
-    call = random_call(EVERY_PREFIX, heads, seed=3)
+    call = random_call(lengths_of(prefixes), heads, seed=3)
     assert_same_bits(scores_of(backend, call), oracle_scores(call))
 
 
