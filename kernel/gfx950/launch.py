@@ -34,12 +34,14 @@ _LDS_OF_A_CU = 160 * 1024
 @dataclass(frozen=True)
 class RunOptions:
     """``dynamic_lds_bytes`` are added to the kernel's own. ``bank_conflicts`` counts them, ``trace`` keeps
-    each wave's path; ``wave_instruction_limit`` is for one wave between two barriers."""
+    each wave's path; ``wave_instruction_limit`` is for one wave between two barriers, ``barrier_limit`` for
+    the barriers that a workgroup passes."""
 
     dynamic_lds_bytes: int = 0
     bank_conflicts: bool = False
     trace: bool = False
     wave_instruction_limit: int = 20_000_000
+    barrier_limit: int = 1_000_000
 
 
 def run(
@@ -140,8 +142,12 @@ class _Launch:
         lds = Lds(self.lds_bytes, self.decoded.granule)
         waves = [self._start_wave(index, workgroup, kernarg_address, lds) for index in range(self.waves)]
         paths: list[list[int]] = [[] for _ in waves]
+        passed = 0
         try:
             while not all(wave.done for wave in waves):
+                if passed > self.options.barrier_limit:
+                    raise InstructionLimitError(f"more than {self.options.barrier_limit} barriers: endless?")
+                passed += 1
                 self.turns += 1
                 for index in self.schedule.order("waves", self.waves, self.turns):
                     if not waves[index].done:

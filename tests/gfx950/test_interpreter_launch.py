@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -142,6 +143,36 @@ def test_an_endless_loop_ends() -> None:
             options=options,
         )
     assert caught.value.line == 3
+
+
+@pytest.mark.timeout(20)
+def test_an_endless_loop_with_a_barrier_ends() -> None:
+    """Each trip ends the count of instructions between barriers."""
+    program = assemble(".LBB0_1:\ns_barrier\ns_branch .LBB0_1")
+    with pytest.raises(InstructionLimitError, match="more than 50 barriers"):
+        run(
+            program,
+            "kernel",
+            grid=(1, 1, 1),
+            block=(64, 1, 1),
+            kernargs=bytes(16),
+            memory=Memory(),
+            options=RunOptions(barrier_limit=50),
+        )
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_as_many_barriers_as_allowed_may_pass(limit: int) -> None:
+    with nullcontext() if limit == 3 else pytest.raises(InstructionLimitError):
+        run(
+            assemble("s_barrier\n" * 3),
+            "kernel",
+            grid=(1, 1, 1),
+            block=(64, 1, 1),
+            kernargs=bytes(16),
+            memory=Memory(),
+            options=RunOptions(barrier_limit=limit),
+        )
 
 
 def test_running_past_the_end() -> None:

@@ -15,7 +15,7 @@ from kernel.gfx950 import InterpreterError, Kernel, check_hazards, parse_program
 from tests.gfx950.mutation.equivalents import proof, reviewed
 from tests.gfx950.mutation.inputs import launches
 from tests.gfx950.mutation.launches import Launch, WrongScoresError
-from tests.gfx950.mutation.mutants import Mutant, mutated
+from tests.gfx950.mutation.mutants import NOP_SHORTENED, Mutant, mutated
 from tests.gfx950.mutation.work import WrongWorkError, check_work
 
 PROVED, REVIEWED, SURVIVED = "proved equivalent", "reviewed as equivalent", "survived"
@@ -55,20 +55,20 @@ class Campaign:
         if reason:
             return Verdict(mutant, PROVED, reason)
         try:
-            self._run(mutated(self.kernel, mutant), mutant.index)
+            self._run(mutated(self.kernel, mutant), mutant)
         except (InterpreterError, WrongScoresError, WrongWorkError) as error:
             return Verdict(mutant, type(error).__name__, str(error))
         reason = reviewed(self.kernel, mutant, self.heads)
         return Verdict(mutant, REVIEWED if reason else SURVIVED, reason)
 
-    def _run(self, kernel: Kernel, index: int) -> None:
+    def _run(self, kernel: Kernel, mutant: Mutant) -> None:
         """Only a launch that executes the mutated instruction can tell; the cheapest one goes first."""
-        if len(kernel.instructions) < len(self.kernel.instructions):  # an s_nop left out changes no value
+        if mutant.operator == NOP_SHORTENED:  # changes no value
             check_hazards(kernel)
             return
         costs = [int(counts.sum()) for counts in self.executed]
         for at in sorted(range(len(costs)), key=costs.__getitem__):
-            if self.executed[at][index]:
+            if self.executed[at][mutant.index]:
                 check_work(self.launches[at], self.launches[at].run(kernel))
         check_hazards(kernel)
 

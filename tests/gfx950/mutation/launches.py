@@ -30,6 +30,8 @@ _TOKEN_STRIDE, _HEAD_STRIDE = (1 << 30) + 5, (1 << 40) + (1 << 31) + 3
 """Cells: so do rows of scores, at any multiple of 4 bytes."""
 _WAVE_INSTRUCTIONS = 60_000
 """Far more than a wave of these launches runs between two barriers."""
+_BARRIERS = 40
+"""Twice as many as a workgroup of these launches passes."""
 
 
 class WrongScoresError(Exception):
@@ -151,7 +153,7 @@ class Launch:
             kernargs=kernargs,
             memory=memory,
             schedule=self.schedule,
-            options=RunOptions(wave_instruction_limit=_WAVE_INSTRUCTIONS),
+            options=RunOptions(wave_instruction_limit=_WAVE_INSTRUCTIONS, barrier_limit=_BARRIERS),
         )
         _compare("scores", scores, expected_scores)
         if self.case.maxima:
