@@ -23,6 +23,7 @@ from kernel.gfx950 import (
     RunOptions,
     RunReport,
     Schedule,
+    check_hazards,
     parse_program,
     run,
 )
@@ -248,7 +249,10 @@ def _program(image: bytes, name: str) -> tuple[code_object.CodeObject, Program]:
     if loaded.target.rpartition("-")[2].partition(":")[0] != ARCHITECTURE:
         raise ValueError(f"code object for {loaded.target}: the simulated device is a {ARCHITECTURE}")
     kernel = loaded.kernels[name]
-    return loaded, parse_program(disassembler.listing(loaded, kernel), {name: kernel.metadata})
+    program = parse_program(disassembler.listing(loaded, kernel), {name: kernel.metadata})
+    # The interpreter has no clock: it would give the right result where the device reads a stale register.
+    check_hazards(program.kernels[name])
+    return loaded, program
 
 
 def _dimensions(array: ctypes.Array[ctypes.c_uint32]) -> tuple[int, int, int]:
