@@ -8,11 +8,12 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and what it found or lacks. Builds, loads and sets nothing."""
-    from kernel.backends.flydsl import runtime, toolchain
+    from kernel.backends.flydsl import kernel_cache, runtime, toolchain
     from kernel.gfx950.hip import simulated_device
 
     try:
         linker = toolchain.check()
+        kernel_cache.check()
         runtime.check()
         found = simulated_device().check()
     except DeviceUnavailableError as error:

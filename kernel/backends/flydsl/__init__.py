@@ -17,11 +17,12 @@ __all__ = ["check_precision", "create", "probe"]
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and why."""
-    from kernel.backends.flydsl import toolchain
+    from kernel.backends.flydsl import kernel_cache, toolchain
 
     try:
         device = RocmDevice(torch.device("cuda"))
         toolchain.check()
+        kernel_cache.check()
         preflight(device)
     except DeviceUnavailableError as error:
         return False, str(error)

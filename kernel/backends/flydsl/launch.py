@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl import kernel_cache, toolchain
 from kernel.backends.flydsl.runtime import Device, launching, preflight
 from kernel.batch import ScoreBatch
 from kernel.plan import (
@@ -41,6 +41,7 @@ class PrefillLauncher:
 
     def __init__(self, device: Device) -> None:
         toolchain.prepare()
+        kernel_cache.prepare()
         preflight(device)
         self._device = device
         self._compiled: dict[int, Launch] = {}
@@ -58,6 +59,7 @@ class PrefillLauncher:
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
+            DeviceUnavailableError: the kernel may not be compiled here and is not in FlyDSL's cache.
             InvalidArgumentError: a number does not fit the 32 bits it has on the device.
         """
         items = plan_prefill(

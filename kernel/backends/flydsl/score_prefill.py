@@ -39,6 +39,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl import kernel_cache
 from kernel.backends.flydsl.score_item import ItemScorer, KernelArguments
 
 
@@ -135,14 +136,16 @@ def compile_and_launch(heads: int, *arguments: int) -> Callable[..., None]:
         The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
     """
     launch = build(heads)
-    compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
+    with kernel_cache.compiling(kernel_name(heads)):
+        compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
 def compile_for(heads: int) -> str:
     """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
     addresses_and_strides = [0] * (len(fields(KernelArguments)) - 2)
-    flyc.compile(build(heads), *addresses_and_strides, 0, 1, 1, fx.Stream(None))
+    with kernel_cache.compiling(kernel_name(heads)):
+        flyc.compile(build(heads), *addresses_and_strides, 0, 1, 1, fx.Stream(None))
     return kernel_name(heads)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
-from kernel.backends.flydsl import linker
+from kernel.backends.flydsl import kernel_cache, linker
 from kernel.backends.flydsl.runtime import TARGET
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
@@ -60,15 +60,16 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         The kernels' names.
 
     Raises:
-        DeviceUnavailableError: see :func:`prepare`.
+        DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
     prepare()
     from kernel.backends.flydsl import score_prefill
 
-    settings = {"COMPILE_ONLY": "1"}
+    settings = {"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0", kernel_cache.ENABLE: "1"}
     if cache_dir is not None:
-        settings["FLYDSL_RUNTIME_CACHE_DIR"] = str(cache_dir)
+        settings[kernel_cache.FOLDER] = str(cache_dir)
     with _environment(settings):
+        kernel_cache.prepare()
         return [score_prefill.compile_for(heads) for heads in SUPPORTED_HEADS]
 
 
@@ -91,7 +92,7 @@ def assembly(heads: int) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "COMPILE_ONLY": "1",
-            "FLYDSL_RUNTIME_RUN_ONLY": "0",
+            kernel_cache.RUN_ONLY: "0",
             "FLYDSL_DEBUG_DUMP_ASM": "1",
             "FLYDSL_DUMP_DIR": folder,
         }

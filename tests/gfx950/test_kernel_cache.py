@@ -1,0 +1,139 @@
+"""What FlyDSL's cache lacks or refuses is named, with the variable, its value and the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel.backends import flydsl_sim
+from kernel.backends.flydsl import kernel_cache, toolchain
+from kernel.errors import DeviceUnavailableError
+from tests.support.command import call
+
+ROOT = Path(__file__).parents[2]
+CASE = ROOT / "tests" / "data" / "ragged_l15_cut.safetensors"
+VERIFY = ("verify", CASE, "--backend", "flydsl-sim", "--json")
+
+
+@pytest.fixture(autouse=True)
+def _default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (kernel_cache.FOLDER, kernel_cache.RUN_ONLY, kernel_cache.ENABLE):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def verify(**environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which has compiled nothing."""
+    words = [sys.executable, "-m", "client.cli", *map(str, VERIFY)]
+    return subprocess.run(words, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def no_folder(tmp_path: Path) -> Path:
+    """A place where no folder can be made, whoever asks."""
+    file = tmp_path / "file"
+    file.touch()
+    return file / "cache"
+
+
+def test_run_only_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the backend is made, and in what ``doctor`` says."""
+    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(kernel_cache.RUN_ONLY, "1")
+    message = (
+        f"FLYDSL_RUNTIME_RUN_ONLY=1 forbids compiling, and FLYDSL_RUNTIME_CACHE_DIR={tmp_path} holds no "
+        f"kernel; run `nvfp4-indexer kernel compile --cache {tmp_path}`, or unset FLYDSL_RUNTIME_RUN_ONLY"
+    )
+    assert flydsl_sim.probe() == (False, message)
+    with pytest.raises(DeviceUnavailableError) as caught:
+        flydsl_sim.create(None, "exact")
+    assert str(caught.value) == message
+    done = call(*VERIFY)
+    assert done.exit_code == 2
+    assert "holds no kernel" in json.loads(done.stderr)["message"]
+
+
+def test_run_only_with_the_kernels_of_another_version(tmp_path: Path) -> None:
+    """Found at the first call: only tracing tells which kernel is needed."""
+    (tmp_path / "score_prefill").mkdir()
+    (tmp_path / "score_prefill" / "another.pkl").touch()
+    done = verify(FLYDSL_RUNTIME_CACHE_DIR=str(tmp_path), FLYDSL_RUNTIME_RUN_ONLY="1")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    error = json.loads(line)
+    assert error["error"] == "DeviceUnavailableError"
+    assert f"FLYDSL_RUNTIME_CACHE_DIR={tmp_path} holds no score_prefill_h4 of this version" in error["reason"]
+    assert f"kernel compile --cache {tmp_path}" in error["remedy"]
+
+
+def test_run_only_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernel_cache.FOLDER, "")
+    monkeypatch.setenv(kernel_cache.RUN_ONLY, "1")
+    with pytest.raises(DeviceUnavailableError, match="FLYDSL_RUNTIME_CACHE_DIR is empty: there is no cache"):
+        kernel_cache.check()
+
+
+def test_a_folder_that_cannot_be_made(no_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernel_cache.FOLDER, str(no_folder))
+    for attempt in (kernel_cache.check, kernel_cache.prepare, lambda: flydsl_sim.create(None, "exact")):
+        with pytest.raises(DeviceUnavailableError) as caught:
+            attempt()
+        assert str(caught.value).startswith(f"FLYDSL_RUNTIME_CACHE_DIR={no_folder}: the cache of compiled")
+        assert str(no_folder.parent) in caught.value.reason
+        assert "set FLYDSL_RUNTIME_CACHE_DIR to a folder that can be written" in caught.value.remedy
+    monkeypatch.setenv(kernel_cache.ENABLE, "0")
+    kernel_cache.prepare()
+
+
+def test_compiling_into_a_folder_that_cannot_be_made(no_folder: Path) -> None:
+    done = call("kernel", "compile", "--cache", str(no_folder), "--json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"FLYDSL_RUNTIME_CACHE_DIR={no_folder}: " in json.loads(line)["message"]
+
+
+def test_a_folder_that_another_user_may_write_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read-only to this process, which a test that runs as root must pretend."""
+    folder = tmp_path / "score_prefill"
+    folder.mkdir()
+    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path))
+    refused: list[Path] = [folder]
+    monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) not in refused)
+    with pytest.raises(DeviceUnavailableError, match=f"{folder} cannot be written"):
+        kernel_cache.check()
+    (folder / "kernel.pkl").touch()
+    kernel_cache.check()  # reading is enough
+    lock = folder / "kernel.lock"
+    lock.touch()
+    refused.append(lock)
+    with pytest.raises(DeviceUnavailableError, match=f"{lock} cannot be written"):
+        kernel_cache.check()
+
+
+def test_a_folder_that_is_gone_when_the_compiler_comes(
+    no_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kernel_cache.FOLDER, str(no_folder))
+    with (
+        pytest.raises(DeviceUnavailableError, match=f"FLYDSL_RUNTIME_CACHE_DIR={no_folder}: "),
+        kernel_cache.compiling("score_prefill_h4"),
+    ):
+        (no_folder / "score_prefill").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError), kernel_cache.compiling("score_prefill_h4"):
+        Path("/nonexistent/elsewhere").read_text()
+    with pytest.raises(RuntimeError, match="another error"), kernel_cache.compiling("score_prefill_h4"):
+        raise RuntimeError("another error")
+
+
+def test_compiling_ahead_compiles_whatever_processes_may_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(kernel_cache.RUN_ONLY, "1")
+    monkeypatch.setenv(kernel_cache.ENABLE, "0")
+    monkeypatch.setattr(toolchain, "SUPPORTED_HEADS", (4,))
+    toolchain.compile_kernels(tmp_path)
+    assert list((tmp_path / "score_prefill").glob("*.pkl"))
