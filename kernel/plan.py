@@ -6,8 +6,8 @@ of a tile the blocks that its last row sees, so every (row, block below the row'
 item and no workgroup is dead. What an item computes depends on neither the other items nor the segment it
 lies in: scores are the same bytes for every plan.
 
-Only these numbers reach the device as 32-bit ones, and :func:`plan_prefill` refuses what would overflow them:
-an offset into the block table, a query row (``token * H + head``), a token, a position, a block. Every byte
+Only these numbers reach the device as 32-bit ones, and ``plan_checks`` refuses what would overflow them: an
+offset into the block table, a query row (``token * H + head``), a token, a position, a block. Every byte
 offset into pages, queries, scores and maxima is 64 bits wide there. A grid may hold 2^32 threads, so launches
 are chunked.
 """
@@ -22,8 +22,8 @@ from operator import attrgetter
 
 from kernel.batch import Request
 from kernel.contract import BLOCK_TOKENS
-from kernel.errors import InvalidArgumentError
 from kernel.page import blocks_of
+from kernel.plan_checks import check_plan
 
 TILE_ROWS = 512
 """Query rows of a work item, at most."""
@@ -51,7 +51,6 @@ _DEALT_PLANS = 3
 # Plans that are dealt to the dies to see how they end there, the most promising of those tried.
 _GROUPS_PER_DIE = 2
 # A die gets its load in at least so many groups: one larger group would be a die's load alone, and uneven.
-_INT32 = 2**31
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,15 @@ class WorkItem:
     """One workgroup's work, in the order of its 32-bit words on the device (the eighth is 0).
 
     Attributes:
-        table_offset: index of the request's row in the flat block table. first_token: first query token, in
-        ``q``. num_tokens: query tokens, ``TILE_ROWS // H`` at most. position: position of the first query
-        token in its request. first_block: first block of the segment, a multiple of ``STORE_BLOCKS``
-        (``MAXIMA_BLOCKS`` with maxima). end_block: the block after the segment's last. fill_end: the item
-        writes ``-inf`` from ``end_block`` to here; past ``end_block`` in the last segment of
-            a tile only, where it is the number of score columns.
+        table_offset: index of the request's row in the flat block table.
+        first_token: first query token, in ``q``.
+        num_tokens: query tokens, ``TILE_ROWS // H`` at most.
+        position: position of the first query token in its request.
+        first_block: first block of the segment, a multiple of ``STORE_BLOCKS`` (``MAXIMA_BLOCKS`` with
+            maxima).
+        end_block: the block after the segment's last.
+        fill_end: the item writes ``-inf`` from ``end_block`` to here; past ``end_block`` in the last segment
+            of a tile only, where it is the number of score columns.
     """
 
     table_offset: int
@@ -108,7 +110,7 @@ def plan_prefill(
         table_stride: columns of the block table.
         score_blocks: columns of the score buffer, ``S``: cells up to it are scored or filled with ``-inf``.
         slots: workgroups that run at once, two for each compute unit.
-        alignment: blocks that a segment's start is a multiple of.
+        alignment: blocks that a segment's start is a multiple of, itself one of ``STORE_BLOCKS``.
         xcds: dies that the grid is dealt to in turn.
 
     Returns:
@@ -116,9 +118,18 @@ def plan_prefill(
         are dealt to one die. Deterministic.
 
     Raises:
-        InvalidArgumentError: a number would not fit 32 bits on the device.
+        InvalidArgumentError: an argument is out of range, or a number would not fit 32 bits on the device.
     """
-    _check_widths(requests, num_heads, table_stride=table_stride, score_blocks=score_blocks)
+    check_plan(
+        requests,
+        num_heads,
+        table_stride=table_stride,
+        score_blocks=score_blocks,
+        slots=slots,
+        alignment=alignment,
+        alignment_unit=STORE_BLOCKS,
+        xcds=xcds,
+    )
     tiles = list(_tiles(requests, TILE_ROWS // num_heads))
     best: tuple[int, list[WorkItem]] | None = None
     for longest in _segment_blocks([tile.num_blocks for tile in tiles], slots, alignment):
@@ -172,28 +183,6 @@ def makespan(costs: Sequence[int], slots: int) -> int:
 def dealt_makespan(costs: Sequence[int], slots: int, xcds: int) -> int:
     """As :func:`makespan`, of items dealt in turn to ``xcds`` dies that share the slots evenly."""
     return max(makespan(costs[die::xcds], max(slots // xcds, 1)) for die in range(xcds))
-
-
-def _check_widths(
-    requests: Sequence[Request], num_heads: int, *, table_stride: int, score_blocks: int
-) -> None:
-    last_row = max((request.table_row for request in requests), default=0)
-    if (last_row + 1) * table_stride >= _INT32:
-        raise InvalidArgumentError(
-            "block_table.numel()", (last_row + 1) * table_stride, f"must be below {_INT32}", "split the batch"
-        )
-    tokens = max((request.query_start + request.query_len for request in requests), default=0)
-    if tokens * num_heads + TILE_ROWS >= _INT32:
-        raise InvalidArgumentError(
-            "total_q * H", tokens * num_heads, f"must be below {_INT32 - TILE_ROWS}", "split the batch"
-        )
-    if score_blocks + MAXIMA_BLOCKS >= _INT32:
-        raise InvalidArgumentError(
-            "scores.shape[2]",
-            score_blocks,
-            f"must be below {_INT32 - MAXIMA_BLOCKS}",
-            "narrow the score buffer",
-        )
 
 
 def _tiles(requests: Sequence[Request], tokens: int) -> Iterator[_Tile]:

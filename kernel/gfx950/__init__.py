@@ -1,10 +1,12 @@
 """Executes gfx950 assembly on a CPU, so that a compiled kernel can be proven without the device.
 
-    program = parse_program(assembly_text)             # FlyDSL's dumped .s text, or llvm-objdump -d text
-    memory = Memory()                                  # device address == host address out =
-    memory.register_array(scores, "scores", initialised=False) kernargs = struct.pack("<qi", out.address, 4)
-    report = run(program, "score_prefill_h4", grid=(items, 1, 1), block=(256, 1, 1), kernargs=kernargs,
-    memory=memory)
+    program = parse_program(assembly_text)  # FlyDSL's dumped .s text, or llvm-objdump -d text
+    memory = Memory()                       # device address == host address
+    out = memory.register_array(scores, "scores", initialised=False)
+    kernargs = struct.pack("<qi", out.address, 4)
+    report = run(
+        program, "score_prefill_h4", grid=(items, 1, 1), block=(256, 1, 1), kernargs=kernargs, memory=memory
+    )
 
 ``parse_program(text, metadata=None) -> Program``: ``program.kernels[name]`` is a ``Kernel`` with its
 ``KernelMetadata``, ``instructions`` (mnemonic, operands, line, text, address) and ``labels``. Disassembly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -53,13 +54,13 @@ def plan(
     slots: int,
     alignment: int = STORE_BLOCKS,
     xcds: int = 8,
-    score_blocks: int = 64,
+    columns: int = 64,
 ) -> list[WorkItem]:
     return plan_prefill(
         requests,
         heads,
-        table_stride=64,
-        score_blocks=score_blocks,
+        table_stride=columns,
+        score_blocks=columns,
         slots=slots,
         alignment=alignment,
         xcds=xcds,
@@ -123,7 +124,7 @@ def test_items_are_balanced(
 
 def test_a_long_context_fills_the_device_evenly() -> None:
     """8,192 queries of 4 heads on 131,072 keys: 64 tiles are split until 512 slots are busy to the end."""
-    items = plan((Request(0, 0, 8192, 131072),), 4, 512, MAXIMA_BLOCKS, score_blocks=1024)
+    items = plan((Request(0, 0, 8192, 131072),), 4, 512, MAXIMA_BLOCKS, columns=1024)
     costs = [item.cost for item in items]
     assert len(items) >= 512
     assert makespan(costs, 512) <= 1.1 * sum(costs) / 512
@@ -140,7 +141,7 @@ def test_a_ragged_batch_has_no_more_items_than_it_needs() -> None:
 
 def test_heavy_items_come_first_and_tiles_of_one_segment_share_a_die() -> None:
     """Grid position p goes to die p mod 8."""
-    items = plan((Request(0, 0, 4096, 131072),), 4, 512, MAXIMA_BLOCKS, score_blocks=1024)
+    items = plan((Request(0, 0, 4096, 131072),), 4, 512, MAXIMA_BLOCKS, columns=1024)
     assert items[0].cost == max(item.cost for item in items)
     assert items[-1].cost <= sum(item.cost for item in items) / len(items)
     dies: dict[int, set[int]] = {}
@@ -182,14 +183,48 @@ def test_items_are_packed_in_the_order_of_their_fields() -> None:
         ((Request(0, 2**29, 4, 4),), 8, 8, "total_q * H"),
         ((Request(2**18, 0, 4, 4),), 8192, 8, "block_table.numel()"),
         ((Request(0, 0, 4, 4),), 8, 2**31 - 8, "scores.shape[2]"),
+        # A position or a block past what the device counts in 32 bits.
+        ((Request(0, 0, 4, 4), Request(1, 4, 4, 2**31)), 8, 8, "requests[1].seq_len"),
+        ((Request(0, 0, 4, 2**40),), 2**20, 2**20, "requests[0].seq_len"),
+        ((Request(0, 0, 4, 3),), 8, 8, "requests[0].seq_len"),
+        ((Request(0, 0, -1, 4),), 8, 8, "requests[0].query_len"),
+        ((Request(0, -1, 4, 4),), 8, 8, "requests[0].query_start"),
+        ((Request(-1, 0, 4, 4),), 8, 8, "requests[0].table_row"),
+        # Blocks past a row of the table, or past the score buffer's columns.
+        ((Request(0, 0, 4, 1025),), 8, 9, "table_stride"),
+        ((Request(0, 0, 4, 1025),), 9, 8, "score_blocks"),
+        ((Request(0, 0, 0, 0),), -1, 8, "table_stride"),
+        ((Request(0, 0, 0, 0),), 8, -1, "score_blocks"),
     ],
 )
-def test_numbers_that_overflow_32_bits_are_refused(
+def test_numbers_that_the_device_cannot_hold_are_refused(
     requests: tuple[Request, ...], table_stride: int, score_blocks: int, argument: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         plan_prefill(requests, 4, table_stride=table_stride, score_blocks=score_blocks, slots=512)
     assert refused.value.argument == argument
+    assert refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        ({"num_heads": 0}, "num_index_heads"),
+        ({"num_heads": 3}, "num_index_heads"),
+        ({"slots": 0}, "slots"),
+        ({"slots": 2.5}, "slots"),
+        ({"alignment": 0}, "alignment"),
+        ({"alignment": -4}, "alignment"),
+        ({"alignment": 6}, "alignment"),
+        ({"xcds": 0}, "xcds"),
+    ],
+)
+def test_what_cannot_be_planned_for_is_refused(options: dict[str, Any], argument: str) -> None:
+    given = {"num_heads": 4, "table_stride": 8, "score_blocks": 8, "slots": 512} | options
+    with pytest.raises(InvalidArgumentError) as refused:
+        plan_prefill((Request(0, 0, 4, 4),), **given)
+    assert refused.value.argument == argument
+    assert f"{argument} = {next(iter(options.values()))}: must be " in str(refused.value)
 
 
 def test_the_largest_call_fits() -> None:

@@ -10,14 +10,8 @@ import torch
 from kernel.backends.flydsl import kernel_cache, toolchain
 from kernel.backends.flydsl.runtime import Device, launching, preflight
 from kernel.batch import ScoreBatch
-from kernel.plan import (
-    MAXIMA_BLOCKS,
-    STORE_BLOCKS,
-    WORK_ITEM_DWORDS,
-    launches,
-    pack_items,
-    plan_prefill,
-)
+from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, launches
+from kernel.plan_cache import PlanCache
 
 _WORKGROUPS_PER_COMPUTE_UNIT = 2
 _OPERAND_ALIGNMENT = 16
@@ -44,6 +38,7 @@ class PrefillLauncher:
         kernel_cache.prepare()
         preflight(device)
         self._device = device
+        self._plans = PlanCache()
         self._compiled: dict[int, Launch] = {}
         self._compiling = threading.Lock()
 
@@ -62,7 +57,7 @@ class PrefillLauncher:
             DeviceUnavailableError: the kernel may not be compiled here and is not in FlyDSL's cache.
             InvalidArgumentError: a number does not fit the 32 bits it has on the device.
         """
-        items = plan_prefill(
+        plan = self._plans.plan(
             batch.requests,
             batch.num_heads,
             table_stride=batch.block_table.shape[1],
@@ -70,14 +65,14 @@ class PrefillLauncher:
             slots=_WORKGROUPS_PER_COMPUTE_UNIT * self._device.compute_units,
             alignment=STORE_BLOCKS if maxima is None else MAXIMA_BLOCKS,
         )
-        if not items or not scores.shape[2]:
+        if not plan.num_items or not scores.shape[2]:
             return
-        work = torch.frombuffer(pack_items(items), dtype=torch.int32).to(scores.device)
+        work = torch.frombuffer(bytearray(plan.words), dtype=torch.int32).to(scores.device)
         q, lut = _aligned(batch.q), _aligned(batch.lut)
         tensors = [q, batch.pages, lut, scores, batch.block_table, work]
         if maxima is not None:
             tensors.append(maxima)
-        for chunk in launches(len(items)):
+        for chunk in launches(plan.num_items):
             arguments = (
                 q.data_ptr(),
                 batch.pages.data_ptr(),
