@@ -42,6 +42,7 @@ from kernel.gfx950.errors import (
     OutOfBoundsError,
     RaceError,
     UndefinedReadError,
+    UnencodableError,
     UnsupportedInstructionError,
 )
 from kernel.gfx950.hazards import HazardDistance, check_hazards, hazard_distances
@@ -74,6 +75,7 @@ __all__ = [
     "RunReport",
     "Schedule",
     "UndefinedReadError",
+    "UnencodableError",
     "UnsupportedInstructionError",
     "check_hazards",
     "from_descriptor",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from weakref import WeakKeyDictionary
 
+from kernel.gfx950.encodable import check_encodable
 from kernel.gfx950.errors import InterpreterError, UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, Step
 from kernel.gfx950.instructions import (
@@ -102,6 +104,14 @@ def decode_like(kernel: Kernel, known: Kernel) -> Decoded:
     return decoded
 
 
+def decode_with(kernel: Kernel, steps: Mapping[int, Step]) -> Kernel:
+    """The kernel, some of its instructions with steps of the caller's, for an analysis of a run."""
+    known = decode(kernel)
+    copy = replace(kernel)
+    _DECODED[copy] = replace(known, steps=tuple(steps.get(at, step) for at, step in enumerate(known.steps)))
+    return copy
+
+
 def _decode_one(kernel: Kernel, index: int) -> Step | Stop:
     instruction = kernel.instructions[index]
     try:
@@ -114,6 +124,7 @@ def _decode_one(kernel: Kernel, index: int) -> Step | Stop:
             raise UnsupportedInstructionError(f"mnemonic {instruction.mnemonic!r} is not implemented")
         step = builder(form)
         form.close()
+        check_encodable(instruction)
     except InterpreterError as error:
         raise error.locate(line=instruction.line, text=instruction.text, kernel=kernel.name) from None
     return step

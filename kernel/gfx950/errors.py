@@ -63,6 +63,10 @@ class UnsupportedInstructionError(InterpreterError):
     """A mnemonic, operand, modifier or mode whose meaning is not implemented. It is never guessed."""
 
 
+class UnencodableError(InterpreterError):
+    """gfx950 has no encoding for this instruction with these operands: no assembler takes it."""
+
+
 class UndefinedReadError(InterpreterError):
     """A value that nothing ever wrote is used by more than a move."""
 

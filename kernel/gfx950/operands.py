@@ -25,6 +25,17 @@ _NAMED_SCALARS = {
     "exec_hi": (EXEC + 1, 1),
     "m0": (M0, 1),
 }
+_INLINE_FLOATS = (0.0, 0.5, 1.0, 2.0, 4.0)
+_INLINE_INVERSE_2PI = 0x3E22F983
+_INLINE_BITS = {
+    *(
+        struct.unpack("<I", struct.pack("<f", sign * value))[0]
+        for value in _INLINE_FLOATS[1:]
+        for sign in (1, -1)
+    ),
+    _INLINE_INVERSE_2PI,
+}
+"""Constants that the hardware has without a literal dword, besides integers from -16 to 64."""
 _REGISTER = re.compile(r"(?P<file>[vsa])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])")
 _INTEGER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)")
 _FLOAT = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
@@ -63,8 +74,18 @@ class Operand:
 
     @property
     def is_inline(self) -> bool:
-        """Whether the constant is one the hardware has without a literal dword (integers -16 to 64)."""
-        return self.kind == "float" or (self.kind == "integer" and -16 <= self.number <= 64)
+        """Whether the constant is one the hardware has without a literal dword, by its value."""
+        if self.kind == "float":
+            return abs(self.number) in _INLINE_FLOATS or self.bits32() == _INLINE_INVERSE_2PI
+        return self.kind == "integer" and -16 <= self.number <= 64
+
+    @property
+    def is_inline32(self) -> bool:
+        """As ``is_inline``, by the bits that a 32-bit source sees: 0xffffffff is -1, 0x3f800000 is 1.0."""
+        if not self.is_constant:
+            return False
+        bits = self.bits32()
+        return not 64 < bits < 0xFFFFFFF0 or bits in _INLINE_BITS
 
     @property
     def modified(self) -> bool:
@@ -82,6 +103,8 @@ class Operand:
     def bits64(self) -> int:
         """A constant as the 64 bits an integer instruction of 64-bit operands sees."""
         if self.kind == "float":
+            if not self.is_inline:
+                raise UnsupportedInstructionError(f"constant {self.text}: a float literal of 64 bits")
             return int(struct.unpack("<Q", struct.pack("<d", self.number))[0])
         if not self.is_inline and (self.number < 0 or int(self.number) >= 1 << 31):
             raise UnsupportedInstructionError(f"constant {self.text}: the extension of a literal to 64 bits")

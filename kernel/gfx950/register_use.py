@@ -48,13 +48,18 @@ def register_use(instruction: Instruction) -> RegisterUse:
     writes = frozenset[Register]().union(*(registers_of(o) for o in operands[:count]))
     reads = frozenset[Register]().union(*(registers_of(o) for o in operands[count:]))
     name = instruction.mnemonic
-    keeps = name.startswith(
-        ("v_permlane", "v_swap", "v_fmac", "v_mac_", "v_writelane", "s_addk", "s_mulk", "s_bitset")
-    )
-    if keeps or instruction.encoding == "dpp" or instruction.modifiers.get("dst_unused") == "UNUSED_PRESERVE":
+    keeps = name.startswith(("v_permlane", "v_swap", "v_fmac", "v_writelane", "s_addk", "s_mulk", "s_bitset"))
+    if keeps or instruction.encoding == "dpp" or _keeps_a_part(instruction):
         reads |= writes
     if name.endswith("_saveexec_b64") or name.startswith("v_cmpx"):
         writes |= {("s", EXEC), ("s", EXEC + 1)}
     if "_load_lds_" in name or "lds" in instruction.modifiers:
         reads |= {("s", M0)}
     return RegisterUse(reads, writes)
+
+
+def _keeps_a_part(instruction: Instruction) -> bool:
+    """Whether sdwa writes a part of its result's register and keeps the rest, as it does unless told."""
+    if instruction.encoding != "sdwa" or instruction.modifiers.get("dst_sel", "DWORD") == "DWORD":
+        return False
+    return instruction.modifiers.get("dst_unused", "UNUSED_PRESERVE") == "UNUSED_PRESERVE"

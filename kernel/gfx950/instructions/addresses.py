@@ -39,7 +39,7 @@ def buffer_address(
     soffset = form.scalar_source(scalar_offset)
     if form.flag("offen"):
         per_lane = form.address(address, "u")
-    elif address.kind == "off" or address.is_register:
+    elif address.kind == "off":
         per_lane = _no_lane_offset
     else:
         raise UnsupportedInstructionError(f"operand {address.text} is no buffer address")

@@ -79,7 +79,11 @@ def dpp_step(
     origin, letter, rest = moved.index, letters[0], list(sources[1:])
     lanes, exists = lane_map(form)
     rows, banks = form.number("row_mask", 15), form.number("bank_mask", 15)
-    zero_outside = form.number("bound_ctrl", 0) in (1, -1)
+    if not (0 <= rows < 16 and 0 <= banks < 16):
+        raise UnsupportedInstructionError(f"row_mask:{rows:#x} bank_mask:{banks:#x}: masks have 4 bits")
+    zero_outside = form.has("bound_ctrl")
+    if zero_outside and form.number("bound_ctrl") not in (0, 1):
+        raise UnsupportedInstructionError("bound_ctrl: 0 and 1 both set the bit, leaving it out clears it")
     enabled = ((rows >> (_LANES >> 4)) & 1 == 1) & ((banks >> ((_LANES & 15) >> 2)) & 1 == 1)
     cast = {"u": np.uint32, "i": np.int32, "f": np.float32}[letter]
 

@@ -171,7 +171,7 @@ def _permute(form: Form) -> Step:
     """ds_bpermute_b32 (pull) and ds_permute_b32 (push): lanes exchange values; LDS itself is not touched."""
     destination, address, operand = form.operands(3)
     register, where, data = form.vector(destination), form.address(address, "u"), form.source(operand, "u")
-    offset, line, pulls = form.number("offset"), form.line, form.mnemonic == "ds_bpermute_b32"
+    (offset,), line, pulls = _offsets(form, 4), form.line, form.mnemonic == "ds_bpermute_b32"
 
     def step(wave: Wave) -> None:
         wave.refuse_in_flight(register, 1)

@@ -28,6 +28,8 @@ def _scratch(form: Form) -> Step:
         raise UnsupportedInstructionError(f"{form.mnemonic} with operand {address.text}")
     start = (lambda _wave: 0) if base.kind == "off" else form.scalar_source(base)
     offset, line, count = form.number("offset"), form.line, _DWORDS[form.mnemonic.rsplit("_", 1)[1]]
+    if not -4096 <= offset < 4096:
+        raise UnsupportedInstructionError(f"offset:{offset}: a scratch offset has 13 bits")
     register = form.vector(register_operand, count, accumulator=None)
     registers = tuple(range(register, register + count))
 

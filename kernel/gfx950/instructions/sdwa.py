@@ -63,7 +63,7 @@ def sdwa_step(
         for at, (operand, letter) in enumerate(zip(operands[1:], letters, strict=True))
     ]
     start, bits = _selection(form, "dst_sel")
-    unused = form.word("dst_unused", "UNUSED_PAD")
+    unused = form.word("dst_unused", "UNUSED_PRESERVE")  # LLVM's default
     if unused not in ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"):
         raise UnsupportedInstructionError(f"dst_unused:{unused}")
     put = write32(register, "u")

@@ -19,7 +19,6 @@ from kernel.gfx950.instructions import float32 as ieee
 from kernel.gfx950.instructions.dpp import dpp_step
 from kernel.gfx950.instructions.sdwa import sdwa_step
 from kernel.gfx950.results import write32, write64
-from kernel.gfx950.wave import Wave
 
 U32, U64 = np.uint32, np.uint64
 _31, _63 = np.uint32(31), np.uint32(63)
@@ -200,17 +199,12 @@ def _operation(form: Form) -> Step:
 
 
 def _multiply_accumulate(form: Form) -> Step:
-    """v_fmac_f32 and v_mac_f32: the destination is the third source."""
+    """v_fmac_f32: the destination is the third source."""
     destination, a, b = form.operands(3)
     register = form.vector(destination)
     first, second, third = form.source(a, "f"), form.source(b, "f"), form.source(destination, "f")
-    put, fused = write32(register, "f"), form.mnemonic == "v_fmac_f32"
-
-    def step(wave: Wave) -> None:
-        x, y, z = first(wave), second(wave), third(wave)
-        put(wave, ieee.fused_multiply_add(x, y, z) if fused else ieee.quiet(ieee.quiet(x * y) + z))
-
-    return step
+    put = write32(register, "f")
+    return lambda wave: put(wave, ieee.fused_multiply_add(first(wave), second(wave), third(wave)))
 
 
 def _table_of_three(form: Form) -> Step:
@@ -256,6 +250,6 @@ def _bitop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
 
 BUILDERS: dict[str, Builder] = {
     **dict.fromkeys(OPERATIONS, _operation),
-    **dict.fromkeys(("v_fmac_f32", "v_mac_f32"), _multiply_accumulate),
+    "v_fmac_f32": _multiply_accumulate,
     "v_bitop3_b32": _table_of_three,
 }
