@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.gfx950.mutation import score
+
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")
 
@@ -19,14 +21,14 @@ if _workers > 1:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the scores that mutation tests record, of whichever worker ran them."""
-    scores = [
+    recorded = [
         value
         for outcome in ("passed", "failed")
         for report in terminalreporter.stats.get(outcome, [])
         for name, value in getattr(report, "user_properties", [])
-        if name == "mutation score"
+        if name == score.PROPERTY
     ]
-    if scores:
+    if recorded:
         terminalreporter.section("mutation scores")
-        for line in sorted(scores):
+        for line in score.lines(recorded):
             terminalreporter.write_line(line)

@@ -1,9 +1,8 @@
-"""Runs mutants against the launches and says what caught each."""
+"""Runs mutants against the launches and says what caught each, or why nothing can."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -12,18 +11,18 @@ import numpy.typing as npt
 
 from kernel.backends.flydsl import toolchain
 from kernel.gfx950 import InterpreterError, Kernel, check_hazards, parse_program
-from tests.gfx950.mutation.equivalents import proof, reviewed
-from tests.gfx950.mutation.inputs import launches
+from tests.gfx950.mutation import equivalents, inputs
 from tests.gfx950.mutation.launches import Launch, WrongScoresError
 from tests.gfx950.mutation.mutants import NOP_SHORTENED, Mutant, mutated
+from tests.gfx950.mutation.score import HIDDEN, PROVED, REVIEWED, SURVIVED, UNUSED
 from tests.gfx950.mutation.work import WrongWorkError, check_work
 
-PROVED, REVIEWED, SURVIVED = "proved equivalent", "reviewed as equivalent", "survived"
+Executed = list[npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``outcome`` is the class of the error that caught the mutant, or one of the three above."""
+    """``outcome`` is the class of the error that caught the mutant, or one of those in ``score``."""
 
     mutant: Mutant
     outcome: str
@@ -31,63 +30,80 @@ class Verdict:
 
 
 class Campaign:
-    """Mutants of one kernel under launches that the kernel itself gets right."""
+    """Mutants of one kernel under launches that the kernel itself gets right.
 
-    def __init__(self, heads: int, kernel: Kernel, launches: Iterable[Launch]) -> None:
-        self.heads = heads
+    What survives the ``launches`` goes on to those of the ``sweep``, and its effect is followed in both.
+    """
+
+    def __init__(self, kernel: Kernel, launches: Sequence[Launch], sweep: Sequence[Launch]) -> None:
         self.kernel = kernel
-        self.launches = list(launches)
+        self.launches, self.sweep = launches, sweep
 
     @cached_property
-    def executed(self) -> list[npt.NDArray[np.int64]]:
+    def executed(self) -> Executed:
         """How often each launch executes each instruction. Raises what the kernel itself does wrong."""
-        reports = [launch.run(self.kernel) for launch in self.launches]
-        for launch, report in zip(self.launches, reports, strict=True):
-            check_work(launch, report)
-        return [report.executed for report in reports]
+        return self._counts(self.launches)
+
+    @cached_property
+    def _executed_by_sweep(self) -> Executed:
+        return self._counts(self.sweep)
 
     def reached(self, index: int) -> bool:
         """Whether any launch executes an instruction."""
         return any(counts[index] for counts in self.executed)
 
-    def judge(self, mutant: Mutant) -> Verdict:
-        reason = proof(self.kernel, mutant)
+    def judge(self, mutant: Mutant, *, thorough: bool = True) -> Verdict:
+        """A verdict that is not ``thorough`` leaves out the sweep."""
+        reason = equivalents.proof(self.kernel, mutant)
         if reason:
             return Verdict(mutant, PROVED, reason)
         try:
-            self._run(mutated(self.kernel, mutant), mutant)
+            changed = mutated(self.kernel, mutant)
+            launches = self._reaching(self.launches, self.executed, mutant.index)
+            if mutant.operator != NOP_SHORTENED:  # which changes no value
+                _run(changed, launches)
+            check_hazards(changed)
+            if thorough:
+                more = self._reaching(self.sweep, self._executed_by_sweep, mutant.index)
+                _run(changed, more)
+                launches += more
         except (InterpreterError, WrongScoresError, WrongWorkError) as error:
             return Verdict(mutant, type(error).__name__, str(error))
-        reason = reviewed(self.kernel, mutant, self.heads)
+        return self._explained(mutant, launches)
+
+    def _explained(self, mutant: Mutant, launches: Sequence[Launch]) -> Verdict:
+        if equivalents.has_no_use(self.kernel, mutant, launches):
+            return Verdict(mutant, UNUSED, "")
+        if equivalents.is_hidden(self.kernel, mutant, launches):
+            return Verdict(mutant, HIDDEN, "")
+        reason = equivalents.reviewed(self.kernel, mutant, launches)
         return Verdict(mutant, REVIEWED if reason else SURVIVED, reason)
 
-    def _run(self, kernel: Kernel, mutant: Mutant) -> None:
-        """Only a launch that executes the mutated instruction can tell; the cheapest one goes first."""
-        if mutant.operator == NOP_SHORTENED:  # changes no value
-            check_hazards(kernel)
-            return
-        costs = [int(counts.sum()) for counts in self.executed]
-        for at in sorted(range(len(costs)), key=costs.__getitem__):
-            if self.executed[at][mutant.index]:
-                check_work(self.launches[at], self.launches[at].run(kernel))
-        check_hazards(kernel)
+    def _counts(self, launches: Iterable[Launch]) -> Executed:
+        found = []
+        for launch in launches:
+            report = launch.run(self.kernel)
+            check_work(launch, report)
+            found.append(report.executed)
+        return found
+
+    def _reaching(self, launches: Sequence[Launch], executed: Executed, index: int) -> list[Launch]:
+        """Only a launch that executes the mutated instruction can tell; the cheapest comes first."""
+        costs = [int(counts.sum()) for counts in executed]
+        order = sorted(range(len(costs)), key=costs.__getitem__)
+        return [launches[at] for at in order if executed[at][index]]
+
+
+def _run(kernel: Kernel, launches: Iterable[Launch]) -> None:
+    for launch in launches:
+        check_work(launch, launch.run(kernel))
 
 
 @cache
 def campaign(heads: int) -> Campaign:
     """The prefill scorer for ``heads`` index heads, compiled now, under all launches."""
     name, assembly = toolchain.assembly(heads)
-    return Campaign(heads, parse_program(assembly).kernels[name], launches(heads))
-
-
-def score(heads: int, verdicts: Iterable[Verdict]) -> str:
-    """One line: how many mutants, caught by what."""
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    total, survived = counts.total(), counts[SURVIVED]
-    equivalent = counts[PROVED] + counts[REVIEWED]
-    by = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    caught = total - survived - equivalent
-    return f"H={heads}: {caught} caught + {equivalent} equivalent of {total} mutants ({by})"
+    return Campaign(parse_program(assembly).kernels[name], inputs.launches(heads), inputs.sweep(heads))
 
 
 def survivors(campaign: Campaign, verdicts: Iterable[Verdict]) -> Iterator[str]:

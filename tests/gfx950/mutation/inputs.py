@@ -1,15 +1,19 @@
 """The launches that mutants of the prefill scorer must survive, for each number of heads.
 
-Together they execute every instruction of the kernel, but few blocks, so that a mutant dies within a second.
+Together ``launches`` execute every instruction of the kernel, but few blocks, so that a mutant dies within a
+second. ``sweep`` takes what chooses a path through every value: only for the few mutants that are left.
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 
 import torch
 
+from kernel.contract import HEAD_DIM
 from kernel.gfx950 import SCHEDULES
+from kernel.page import blocks_of
 from kernel.plan import TILE_ROWS
 from tests.gfx950.mutation.launches import Case, Launch, one_each
 from tests.support.calls import random_call
@@ -27,13 +31,13 @@ def launches(heads: int) -> tuple[Launch, ...]:
 
 
 def cases(heads: int, tile: int) -> list[Case]:
-    prefixes = [max(16 - 16 // heads, 1), 13, *(16 * m + 2 * m + 1 for m in range(1, 7)), 16 * 7 + 15]
+    prefixes = sorted({1, max(16 - 16 // heads, 1), 13, *(16 * m + 2 * m + 1 for m in range(1, 7)), 127})
     return [
         # the diagonal inside an M-tile, a tail, plain groups before it, 2 segments
         _case("unaligned", [(5 * 128 + 37 + tile - 5, tile - 5)], heads, seed=11, slots=2),
         # the diagonal at a block's edge
         _case("aligned", [(4 * 128 + tile, tile)], heads, seed=12),
-        # the diagonal in each M-tile, at most of its tokens; the first wave's last query ends a block
+        # the diagonal in each M-tile, at most of its tokens; a wave's last query ends a block or begins one
         _case("diagonals", [(prefix + 128, 128) for prefix in prefixes], heads, seed=15),
         # the last block seen whole: the last of the maxima leaves a plain group
         _case("whole", [(512, 1), (1280, 1), (511, 1)], heads, seed=16, maxima=True),
@@ -52,7 +56,47 @@ def cases(heads: int, tile: int) -> list[Case]:
             forced=(1, 2),
             columns=7,
         ),
+        # the largest keys and queries, at a block's edge and elsewhere
+        _extreme_case([(256, 128), (269, 128)], heads),
+        # rows that end at each cell of a group: behind the last block, and behind the cells past the end
+        *(
+            _case(f"{end} cells", [(128 * end - 3, 2), (100, 1)], heads, seed=19, columns=end)
+            for end in (5, 6, 7)
+        ),
     ]
+
+
+@cache
+def sweep(heads: int) -> tuple[Launch, ...]:
+    """Launches of many items: every ``prefix mod 128``, every count of blocks up to 9 between sentinels, and
+    diagonals at a block's edge with blocks and queries around them."""
+    found = []
+    tile = TILE_ROWS // heads
+    for forced in ((0, 0), (1, 2), (4, 1)):
+        lengths = [(128 * before + tokens, tokens) for before in range(6) for tokens in (1, 77)]
+        lengths += [(128 * before + tile, tile) for before in (0, 3)]
+        found.append(_case(f"aligned, forced {forced}", lengths, heads, seed=23, forced=forced))
+    for first in range(0, 128, 16):
+        lengths = [(prefix + 128, 128) for prefix in range(first, first + 16)]
+        found.append(_case(f"prefixes from {first}", lengths, heads, seed=first))
+    lengths = [(128 * blocks - 61 * (blocks % 2), 1 + blocks % 3) for blocks in range(1, 10)]
+    for forced in itertools.product((0, 1, 4, 5), (0, 1)):
+        columns, maxima = (9, True) if sum(forced) % 2 else (12, False)
+        name = f"{forced} forced, {columns} cells"
+        found.append(_case(name, lengths, heads, seed=20, forced=forced, columns=columns, maxima=maxima))
+    return tuple(
+        Launch(case, tuple(case.items), SCHEDULES[at % len(SCHEDULES)]) for at, case in enumerate(found)
+    )
+
+
+def _extreme_case(lengths: list[tuple[int, int]], heads: int) -> Case:
+    """Scale bytes of any value; each row of queries is +-384 in one dimension, so that products are exact."""
+    call = random_call(lengths, heads, seed=22, values="bytes")
+    queries = call.q.view(torch.uint8).view(-1, HEAD_DIM)
+    queries.zero_()
+    rows = torch.arange(len(queries))
+    queries[rows, 37 * rows % HEAD_DIM] = 0x7C + 0x80 * (rows % 3 == 0).to(torch.uint8)
+    return Case("extreme", call, blocks_of(max(seq_len for seq_len, _ in lengths)))
 
 
 def _case(
@@ -68,5 +112,5 @@ def _case(
 ) -> Case:
     call = random_call(lengths, heads, seed=seed).forcing(*forced)
     call.q.view(torch.uint8)[5::23] = 0  # scores of 0 show any start value but 0
-    blocks = max(-(-seq_len // 128) for seq_len, _ in lengths)
+    blocks = blocks_of(max(seq_len for seq_len, _ in lengths))
     return Case(name, call, blocks if columns is None else columns, slots, maxima)

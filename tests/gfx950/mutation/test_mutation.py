@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 
 from kernel.contract import SUPPORTED_HEADS
-from tests.gfx950.mutation.campaign import Campaign, campaign, score, survivors
-from tests.gfx950.mutation.mutants import Mutant, mutants
+from tests.gfx950.mutation.campaign import Verdict, campaign, survivors
+from tests.gfx950.mutation.choice import is_code, whole_set
+from tests.gfx950.mutation.score import PROPERTY
 
 _SAMPLE, _SEED = 14, 950
 """Mutants for each number of heads in every run of the suite."""
 _PARTS = 8
-_EVERY = ("barrier", "weakened", "dropped", "compare", "branch", "nop")
-"""Operators, or what they delete, of which the whole set takes every mutant."""
-_OF_OTHERS = 12
-"""And of each other operator."""
-
 Record = Callable[[str, object], None]
 
 
@@ -27,9 +24,11 @@ Record = Callable[[str, object], None]
 def test_a_sample_of_mutants_is_caught(heads: int, record_property: Record) -> None:
     found = campaign(heads)
     random = np.random.default_rng((_SEED, heads))
-    everything = _whole_set(found)
+    everything = whole_set(found, heads)
     chosen = [everything[at] for at in random.permutation(len(everything))[:_SAMPLE]]
-    _assert_caught(found, chosen, record_property)
+    verdicts = [found.judge(mutant, thorough=False) for mutant in chosen]
+    _record(f"H={heads}, a sample", verdicts, record_property)
+    assert not list(survivors(found, verdicts))
 
 
 @pytest.mark.nightly
@@ -38,39 +37,24 @@ def test_a_sample_of_mutants_is_caught(heads: int, record_property: Record) -> N
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_every_mutant_is_caught(heads: int, part: int, record_property: Record) -> None:
     found = campaign(heads)
-    _assert_caught(found, _whole_set(found)[part::_PARTS], record_property)
+    verdicts = [found.judge(mutant) for mutant in whole_set(found, heads)[part::_PARTS]]
+    _record(f"H={heads}", verdicts, record_property)
+    assert not list(survivors(found, verdicts))
 
 
 def test_the_whole_set_is_large_enough() -> None:
-    """At least 200 mutants, every wait and barrier among them."""
+    """At least 200 mutants, every wait, barrier and compare among them."""
     for heads in SUPPORTED_HEADS:
         found = campaign(heads)
-        chosen = _whole_set(found)
+        chosen = whole_set(found, heads)
         assert len(chosen) >= 200
+        assert all(is_code(found.kernel, mutant) for mutant in chosen)
         changed = {mutant.index for mutant in chosen}
         for index, instruction in enumerate(found.kernel.instructions):
-            if instruction.mnemonic in ("s_waitcnt", "s_barrier"):
+            if instruction.mnemonic.startswith(("s_waitcnt", "s_barrier", "s_cmp", "v_cmp")):
                 assert index in changed
 
 
-def _whole_set(found: Campaign) -> list[Mutant]:
-    """Mutants of instructions that the launches reach; the seeded choice of some is always the same."""
-    reached = [mutant for mutant in mutants(found.kernel) if found.reached(mutant.index)]
-    others: dict[str, list[Mutant]] = {}
-    chosen = []
-    for mutant in reached:
-        mnemonic = found.kernel.instructions[mutant.index].mnemonic
-        if mnemonic in ("s_waitcnt", "s_barrier") or any(word in mutant.operator for word in _EVERY):
-            chosen.append(mutant)
-        else:
-            others.setdefault(mutant.operator, []).append(mutant)
-    random = np.random.default_rng((_SEED, found.heads))
-    for operator in sorted(others):
-        chosen += [others[operator][at] for at in random.permutation(len(others[operator]))[:_OF_OTHERS]]
-    return chosen
-
-
-def _assert_caught(found: Campaign, chosen: Sequence[Mutant], record_property: Record) -> None:
-    verdicts = [found.judge(mutant) for mutant in chosen]
-    record_property("mutation score", score(found.heads, verdicts))
-    assert not list(survivors(found, verdicts))
+def _record(name: str, verdicts: Iterable[Verdict], record_property: Record) -> None:
+    """For the summary that ends the test run."""
+    record_property(PROPERTY, (name, Counter(verdict.outcome for verdict in verdicts)))

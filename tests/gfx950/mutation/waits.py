@@ -9,11 +9,11 @@ no other wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kernel.gfx950 import Instruction, Kernel
 from kernel.gfx950.register_use import Register, register_use
+from tests.gfx950.mutation.paths import successors
 
 _SCALAR_LOAD, _LDS, _VECTOR = "scalar load", "LDS", "vector memory"
 _BARRIER = "the barrier"
@@ -46,7 +46,7 @@ def missing_waits(kernel: Kernel) -> list[MissingWait]:
         if resource is not None:
             found[at] = MissingWait(instruction, resource)
         after = _after(instruction, before)
-        for following in _successors(kernel, at):
+        for following in successors(kernel, at):
             joined = _join(entry[following], after)
             if joined != entry[following]:
                 entry[following] = joined
@@ -98,11 +98,3 @@ def _join(one: InFlight | None, two: InFlight) -> InFlight:
     return {
         key: min(one.get(key, two.get(key, 0)), two.get(key, one.get(key, 0))) for key in one.keys() | two
     }
-
-
-def _successors(kernel: Kernel, at: int) -> Iterator[int]:
-    instruction = kernel.instructions[at]
-    if instruction.mnemonic.startswith(("s_branch", "s_cbranch")):
-        yield kernel.target(instruction)
-    if instruction.mnemonic not in ("s_branch", "s_endpgm"):
-        yield at + 1

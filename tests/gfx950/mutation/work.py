@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,29 +25,41 @@ class WrongWorkError(Exception):
     """Scores are right, and the way to them is not the one that is due."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """Trips of all waves through the code of a plain group and of a whole block, and their other MFMAs."""
+
+    plain_groups: int
+    whole_blocks: int
+    others: int
+
+
 def check_work(launch: Launch, report: RunReport) -> None:
     """Raises WrongWorkError if a launch ran other matrix instructions than its items are due."""
-    plain, careful = due_work(launch)
-    trips, rest = _done_work(report)
-    if (trips, rest) != (plain, careful):
-        raise WrongWorkError(
-            f"{launch.name}: {trips} plain groups and {rest} other MFMAs, due are {plain} and {careful}"
-        )
+    due, done = due_work(launch), _done_work(report)
+    if done != due:
+        raise WrongWorkError(f"{launch.name}: {done} instead of {due}")
 
 
-def due_work(launch: Launch) -> tuple[int, int]:
-    """Groups of four blocks that need neither mask nor sentinel, and MFMAs of all waves in other blocks."""
+def due_work(launch: Launch) -> Work:
+    """Groups of four blocks that need neither mask nor sentinel are plain. In others a wave's block is whole
+    if its first query, which sees the least, sees all of it."""
     call = launch.case.call
-    plain = careful = 0
+    plain = whole = others = 0
     for item in launch.items:
         for first in range(item.first_block, item.end_block, STORE_BLOCKS):
             group = range(first, first + STORE_BLOCKS)
             if all(_is_plain(item, block, call.init_blocks, call.local_blocks) for block in group):
-                plain += 1
-            else:
-                blocks = range(first, min(first + STORE_BLOCKS, item.end_block))
-                careful += sum(_multiplied(item, block, call.num_heads) for block in blocks)
-    return plain, careful
+                plain += _WAVES
+                continue
+            for block in range(first, min(first + STORE_BLOCKS, item.end_block)):
+                for position in _wave_positions(item, call.num_heads):
+                    ahead = position - BLOCK_TOKENS * block
+                    if ahead >= BLOCK_TOKENS - 1:
+                        whole += 1
+                    else:
+                        others += sum(_pairs(ahead, call.num_heads, item.position % BLOCK_TOKENS == 0))
+    return Work(plain, whole, others)
 
 
 def _is_plain(item: WorkItem, block: int, init_blocks: int, local_blocks: int) -> bool:
@@ -54,15 +67,6 @@ def _is_plain(item: WorkItem, block: int, init_blocks: int, local_blocks: int) -
     seen = item.position // BLOCK_TOKENS + 1
     whole = BLOCK_TOKENS * (block + 1) <= item.position + 1
     return block < item.end_block and whole and init_blocks <= block < seen - local_blocks
-
-
-def _multiplied(item: WorkItem, block: int, heads: int) -> int:
-    """MFMAs of the four waves for a block outside plain groups."""
-    return sum(
-        pairs
-        for position in _wave_positions(item, heads)
-        for pairs in _pairs(position - BLOCK_TOKENS * block, heads)
-    )
 
 
 def _wave_positions(item: WorkItem, heads: int) -> Iterator[int]:
@@ -73,24 +77,27 @@ def _wave_positions(item: WorkItem, heads: int) -> Iterator[int]:
             yield item.position + token
 
 
-def _pairs(ahead: int, heads: int) -> Iterator[int]:
-    """N-tiles multiplied for each M-tile, by a wave with its first query ``ahead`` of the block's start."""
+def _pairs(ahead: int, heads: int, aligned: bool) -> Iterator[int]:
+    """N-tiles multiplied for each M-tile, by a wave with its first query ``ahead`` of the block's start.
+
+    ``aligned`` items start at a block.
+    """
     last = ahead + _TILE * (_TILES - 1) + (_TILE - 1) // heads
     for m in range(_TILES if last >= 0 else 0):
-        # the diagonal of an N-tile lies in the M-tile of its first query and, for later ones, in the next
-        unseen = max(m - ahead // _TILE - 1, 0)
+        # the diagonal of an N-tile lies in the M-tile of its first query and, unless aligned, in the next
+        unseen = max(m - ahead // _TILE - (not aligned), 0)
         yield max(_TILES - unseen, 0)
 
 
-def _done_work(report: RunReport) -> tuple[int, int]:
-    """As ``due_work``: the plain loop is the one stretch of code with four blocks' MFMAs."""
+def _done_work(report: RunReport) -> Work:
+    """As ``due_work``: one stretch of code has the MFMAs of four whole blocks, and one those of one."""
     is_mfma = np.array([one.mnemonic.startswith("v_mfma") for one in report.kernel.instructions])
     edges = sorted({0, *report.kernel.labels.values(), len(is_mfma)})
-    (plain,) = [
-        slice(first, end)
-        for first, end in itertools.pairwise(edges)
-        if is_mfma[first:end].sum() == STORE_BLOCKS * _WHOLE
-    ]
+    stretches = [slice(first, end) for first, end in itertools.pairwise(edges)]
+    trips = []
+    for mfmas in (STORE_BLOCKS * _WHOLE, _WHOLE):
+        (stretch,) = [one for one in stretches if is_mfma[one].sum() == mfmas]
+        trips.append(int(report.executed[stretch][is_mfma[stretch]][0]))
+    plain, whole = trips
     done = int(report.executed[is_mfma].sum())
-    trips = int(report.executed[plain][is_mfma[plain]][0]) // _WAVES
-    return trips, done - trips * _WAVES * STORE_BLOCKS * _WHOLE
+    return Work(plain, whole, done - (STORE_BLOCKS * plain + whole) * _WHOLE)
