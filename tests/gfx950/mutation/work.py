@@ -58,7 +58,7 @@ def due_work(launch: Launch) -> Work:
                     if ahead >= BLOCK_TOKENS - 1:
                         whole += 1
                     else:
-                        others += sum(_pairs(ahead, call.num_heads, item.position % BLOCK_TOKENS == 0))
+                        others += sum(_pairs(ahead, call.num_heads))
     return Work(plain, whole, others)
 
 
@@ -77,15 +77,12 @@ def _wave_positions(item: WorkItem, heads: int) -> Iterator[int]:
             yield item.position + token
 
 
-def _pairs(ahead: int, heads: int, aligned: bool) -> Iterator[int]:
-    """N-tiles multiplied for each M-tile, by a wave with its first query ``ahead`` of the block's start.
-
-    ``aligned`` items start at a block.
-    """
+def _pairs(ahead: int, heads: int) -> Iterator[int]:
+    """N-tiles multiplied for each M-tile, by a wave with its first query ``ahead`` of the block's start."""
     last = ahead + _TILE * (_TILES - 1) + (_TILE - 1) // heads
     for m in range(_TILES if last >= 0 else 0):
-        # the diagonal of an N-tile lies in the M-tile of its first query and, unless aligned, in the next
-        unseen = max(m - ahead // _TILE - (not aligned), 0)
+        # the diagonal of an N-tile lies in the M-tile of its first query and, for later ones, in the next
+        unseen = max(m - ahead // _TILE - 1, 0)
         yield max(_TILES - unseen, 0)
 
 
