@@ -9,6 +9,8 @@ from kernel.gfx950.wave import Wave
 from tests.gfx950.mutation.launches import Launch
 from tests.gfx950.mutation.mutants import Mutant, mutated
 
+COMPARES = ("s_cmp", "v_cmp_")
+
 
 def decides_otherwise(kernel: Kernel, mutant: Mutant, launch: Launch) -> int:
     """Executions of the compare, in a run of the kernel as it is, that come out otherwise as changed."""

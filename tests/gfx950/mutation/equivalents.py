@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from kernel.gfx950 import HazardError, Instruction, Kernel, UndefinedReadError, check_hazards
 from kernel.gfx950.register_use import register_use
-from tests.gfx950.mutation.compares import decides_otherwise
 from tests.gfx950.mutation.copies import writes_what_is_there
 from tests.gfx950.mutation.dead import can_be_poisoned, poisoned, sets_scc
 from tests.gfx950.mutation.hidden import changes_hidden_products_only
@@ -102,14 +101,11 @@ def is_hidden(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> boo
     return computes and changes_hidden_products_only(kernel, mutant, launches)
 
 
-def reviewed(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> str:
-    """The reason of the entry that a mutant fits and that the launches bear out, "" without one."""
+def reviewed(kernel: Kernel, mutant: Mutant, *, differs: bool) -> str:
+    """The reason of the entry for a compare that was or was not seen to decide otherwise, "" without one."""
     text = description(kernel, mutant)
-    for one in REVIEWED:
-        if re.fullmatch(one.change, text):
-            different = any(decides_otherwise(kernel, mutant, launch) for launch in launches)
-            return one.reason if different == one.differs else ""
-    return ""
+    fitting = (one for one in REVIEWED if one.differs == differs and re.fullmatch(one.change, text))
+    return next((one.reason for one in fitting), "")
 
 
 def description(kernel: Kernel, mutant: Mutant) -> str:
