@@ -16,10 +16,14 @@ import pytest
 from client.commands.kernel_report import HONESTY
 from kernel.backends.flydsl import toolchain
 from kernel.contract import SUPPORTED_HEADS
+from kernel.gfx950 import parse_program
+from kernel.gfx950.hip import simulated_device
 from kernel.gfx950.report import kernel_report
 from kernel.gfx950.report.loops import ROLES
 from kernel.gfx950.report.targets import check_targets
 from tests.gfx950 import compiled
+from tests.gfx950.prefill import scored
+from tests.support.calls import random_call
 from tests.support.command import call
 
 LIMITS: dict[str, Any] = json.loads(Path(__file__).with_name("kernel_limits.json").read_text())
@@ -94,6 +98,24 @@ def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch)
     found = worse(kernel_report.report_kernel(assembly, name, 4).fields(), LIMITS[name])
     assert any(line.startswith("unmasked: valu") for line in found)
     assert any(line.startswith("diagonal: valu") for line in found)
+
+
+@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+def test_the_report_is_of_the_kernel_that_is_launched(
+    heads: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The compiler's text and metadata against the code object of a launch, disassembled."""
+    name, text = compiled.assembly(heads, tmp_path_factory)
+    reported = parse_program(text).kernels[name]
+    scored(random_call([(5, 2)], heads))
+    launched = simulated_device().launches[-1].report.kernel
+    assert launched.name == name
+    names = [[f"{i.mnemonic} {i.encoding}" for i in k.instructions] for k in (reported, launched)]
+    assert names[0] == names[1]
+    assert reported.metadata is not None
+    assert launched.metadata is not None
+    assert reported.metadata.notes == launched.metadata.notes
+    assert reported.metadata.lds_bytes == launched.metadata.lds_bytes
 
 
 def test_targets_are_met(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
