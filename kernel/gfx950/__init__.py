@@ -24,7 +24,8 @@ segment, hidden arguments included. ``SCHEDULES`` holds the orders a test should
 needs; ``check_hazards`` raises where there are too few. ``RunReport`` counts instructions by class, mnemonic
 and label; with ``RunOptions(bank_conflicts=True, trace=True)`` also LDS bank conflicts and each wave's path.
 
-Nothing is guessed: an unknown mnemonic, operand, modifier or mode raises. Memory is deferred: what is
+Nothing is guessed: an unknown mnemonic, operand, modifier or mode raises, and so does what no assembler has
+an encoding for (``encodable``). Text means what LLVM's assembler makes of it. Memory is deferred: what is
 loaded may be touched only behind the ``s_waitcnt`` that covers it. Registers, LDS and scratch start
 undefined. Every fault is an ``InterpreterError`` with the assembly line, workgroup, wave and lane. Timing
 is not modelled.
