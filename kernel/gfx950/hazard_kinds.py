@@ -2,8 +2,9 @@
 
 The hardware leaves these distances to the compiler. What each kind needs was measured with LLVM 22's hazard
 recogniser for gfx950, one instruction pair at a time; ``v_mfma_f32_16x16x128_f8f6f4`` of 8-bit operands
-counts as 8 passes there. Vector instructions hidden in inline assembly are the danger: the recogniser does
-not see them, this does.
+counts as 8 passes there. One kind LLVM 22 lacks: a gfx950 was seen to write overwritten data where a wide
+buffer store has a scalar offset (llvm-project pull request 197267, in LLVM 23). Vector instructions hidden in
+inline assembly are the danger: the recogniser does not see them, this does.
 """
 
 from __future__ import annotations
@@ -99,13 +100,22 @@ def _partial_result(instruction: Instruction, use: RegisterUse) -> Registers:
 
 
 def _wide_store_data(instruction: Instruction, _use: RegisterUse) -> Registers:
-    """Stores of 12 and 16 bytes read their data late; buffer stores with a scalar offset do not."""
+    """Stores of 12 and 16 bytes read their data late; buffer stores with a scalar offset a state earlier."""
     name, operands = instruction.mnemonic, instruction.operands
-    if not (name.startswith(_VECTOR_MEMORY) and name.endswith(_WIDE_STORES)):
+    if not (name.startswith(_VECTOR_MEMORY) and name.endswith(_WIDE_STORES)) or _is_scalar_offset(
+        instruction
+    ):
         return _NOTHING
-    if name.startswith("buffer_"):
-        return _NOTHING if operands[3].is_register else registers_of(operands[0])
-    return registers_of(operands[1])
+    return registers_of(operands[0 if name.startswith("buffer_") else 1])
+
+
+def _offset_store_data(instruction: Instruction, _use: RegisterUse) -> Registers:
+    return registers_of(instruction.operands[0]) if _is_scalar_offset(instruction) else _NOTHING
+
+
+def _is_scalar_offset(instruction: Instruction) -> bool:
+    name = instruction.mnemonic
+    return name.startswith("buffer_") and name.endswith(_WIDE_STORES) and instruction.operands[3].is_register
 
 
 def _m0(instruction: Instruction, use: RegisterUse) -> Registers:
@@ -195,6 +205,12 @@ KINDS = (
         "data of a 12- or 16-byte store overwritten by a vector instruction",
         2,
         _wide_store_data,
+        _writes(lambda i: i.mnemonic.startswith("v_")),
+    ),
+    HazardKind(
+        "data of a 12- or 16-byte store with a scalar offset overwritten by a vector instruction",
+        1,
+        _offset_store_data,
         _writes(lambda i: i.mnemonic.startswith("v_")),
     ),
     HazardKind(

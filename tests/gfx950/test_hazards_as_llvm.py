@@ -1,4 +1,7 @@
-"""The wait states that ``hazard_kinds`` asks for are those that LLVM inserts, pair by pair."""
+"""The wait states that ``hazard_kinds`` asks for are those that LLVM 22 inserts, pair by pair.
+
+Wide buffer stores with a scalar offset are left out: LLVM 22 does not know that they read their data late.
+"""
 
 from __future__ import annotations
 
@@ -86,11 +89,6 @@ PRODUCERS = [
         "buffer_store_dwordx4 v[50:53], v10, s[0:3], 0 offen",
         "BUFFER_STORE_DWORDX4_OFFEN_exact $vgpr50_vgpr51_vgpr52_vgpr53, $vgpr10, "
         "$sgpr0_sgpr1_sgpr2_sgpr3, 0, 0, 0, 0, implicit $exec",
-    ),
-    (
-        "buffer_store_dwordx4 v[50:53], v10, s[0:3], s4 offen",
-        "BUFFER_STORE_DWORDX4_OFFEN_exact $vgpr50_vgpr51_vgpr52_vgpr53, $vgpr10, "
-        "$sgpr0_sgpr1_sgpr2_sgpr3, $sgpr4, 0, 0, 0, implicit $exec",
     ),
     (
         "scratch_store_dwordx4 off, v[50:53], s4",

@@ -46,6 +46,10 @@ PAIRS = {
         "global_store_dwordx4 v[10:11], v[50:53], off",
         "v_mov_b32_e32 v53, v40",
     ),
+    "data of a 12- or 16-byte store with a scalar offset overwritten by a vector instruction": (
+        "buffer_store_dwordx4 v[50:53], v40, s[20:23], s24 offen",
+        "v_pk_mul_f32 v[50:51], v[60:61], v[62:63]",
+    ),
     "scalar of a vector instruction read by a vector instruction": (
         "v_readfirstlane_b32 s20, v40",
         "v_add_u32_e32 v50, s20, v41",
@@ -133,7 +137,7 @@ STORE = "global_store_dwordx4 v[10:11], v[50:53], off"
         (STORE, "ds_read_b32 v50, v40", 0),
         (STORE, "v_mov_b32_e32 v54, v40", 0),
         ("global_store_dwordx2 v[10:11], v[50:51], off", "v_mov_b32_e32 v50, v40", 0),
-        ("buffer_store_dwordx4 v[50:53], v40, s[20:23], s24 offen", "v_mov_b32_e32 v50, v40", 0),
+        ("buffer_store_dwordx2 v[50:51], v40, s[20:23], s24 offen", "v_mov_b32_e32 v50, v40", 0),
         ("ds_write_b128 v10, v[50:53]", "v_mov_b32_e32 v50, v40", 0),
         ("v_cmpx_eq_u32_e32 vcc, v40, v41", "ds_read_b32 v50, v42", 0),
         ("v_cmpx_eq_u32_e32 vcc, v40, v41", "v_mov_b32_e32 v50, v42", 0),
