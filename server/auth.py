@@ -56,7 +56,7 @@ class AuthLayer:
                     argument="Authorization",
                 )
             context_of(scope).owner = owner or ""
-        elif headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE and scope["path"] not in OPEN_PATHS:
+        elif scope["path"] not in OPEN_PATHS and _is_of_another_site(headers):
             raise ProblemError(403, "forbidden-origin", "a page of another site may not use this server")
         elif self._only_local and _host_name(headers.get(b"host", b"")) not in _LOOPBACK_NAMES:
             raise ProblemError(
@@ -74,6 +74,15 @@ class AuthLayer:
             if hmac.compare_digest(owner, given):
                 found = owner
         return found if scheme.lower() == "bearer" else None
+
+
+def _is_of_another_site(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser says so. One that knows no Sec-Fetch-Site still sends Origin with whatever changes
+    something; a page that another server of this machine serves is of another origin, too."""
+    if headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
+        return True
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
 
 
 def _host_name(host: bytes) -> str:

@@ -25,7 +25,7 @@ _SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter while another one wants it. With Python's 5 ms the device's
 thread, which gives it up for every tensor operation, would wait that long each time a request is parsed."""
 _KEEP_ALIVE_SECONDS = 75
-_BACKLOG = 2048
+_BACKLOG = 256
 """Connections that wait to be accepted."""
 
 _log = structlog.get_logger("server")
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = new_state(settings)
     config = uvicorn.Config(
         create_app(state),
-        http=protocol_of(settings.deadline_seconds),
+        http=protocol_of(settings.deadline_seconds, settings.max_connections),
         log_config=None,
         access_log=False,
         server_header=False,
