@@ -35,6 +35,9 @@ class Settings(BaseSettings):
     """Address to bind. Others than loopback need a token, or --insecure."""
     port: int = Field(default=8421, ge=0, le=65535)
     """Port to bind; 0 lets the system choose, and the log says which."""
+    url_file: Path | None = None
+    """File to write once the server listens: its URL as this machine reaches it, whatever host and port were
+    chosen. A health check reads it."""
     tokens: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """Bearer tokens, separated by commas. Each has sequences of its own. Better in the environment or a file
     than in a flag, which every process of the machine can read."""

@@ -81,8 +81,9 @@ def test_tokens_are_nowhere_in_the_log(guarded: LiveServer) -> None:
 def test_other_sites_and_other_names_are_refused_without_a_token(client: httpx.Client) -> None:
     reply = client.post("/v1/sequences", headers={"Sec-Fetch-Site": "cross-site"})
     assert_problem(reply, 403, "forbidden-origin")
-    reply = client.get("/v1/info", headers={"Host": "rebound.example:8421"})
-    assert_problem(reply, 403, "forbidden-origin", "Host")
+    for host in ("rebound.example:8421", "127.0.0.1.rebound.example", "192.0.2.1", "[::2]:80", "[", ""):
+        reply = client.get("/v1/info", headers={"Host": host})
+        assert_problem(reply, 403, "forbidden-origin", "Host")
     own = str(client.base_url).rstrip("/")
     for origin in (
         "https://example.org",
@@ -101,7 +102,7 @@ def test_other_sites_and_other_names_are_refused_without_a_token(client: httpx.C
     assert client.get("/", headers={"Origin": "https://example.org"}).status_code == 200
     reply = client.post("/v1/sequences", headers={"Origin": own})
     assert reply.status_code == 201, "the server's own page"
-    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80"):
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80", "127.8.8.8:80"):
         assert client.get("/v1/info", headers={"Host": host}).status_code == 200
     assert client.get("/v1/info", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
