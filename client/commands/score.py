@@ -33,8 +33,8 @@ def score(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Safetensors file to write, in a new folder if need be: scores, block_ids, num_blocks. Whole "
-            "or not at all."
+            help="Safetensors file to write, in a new folder if need be: scores, block_ids, num_blocks. "
+            "Whole or not at all."
         ),
     ] = None,
     topk: Annotated[
