@@ -9,6 +9,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+import zlib
 from importlib import metadata
 from pathlib import Path
 
@@ -130,7 +131,12 @@ def test_gfx950_kernels_are_compiled_into_the_image(tmp_path: Path) -> None:
     build.run(only="kernel compile")
     assert len(build.steps) == 1
     written = sorted(kernels.rglob("*"))
-    assert any(path.is_file() for path in written)
+    compiled = [path.read_bytes() for path in written if path.suffix == ".pkl"]
+    assert compiled
+    for artifact in compiled:
+        module = zlib.decompressobj().decompress(artifact[artifact.index(b"x\x9c") :])
+        assert b"gfx950" in module
+        assert b"ELF" in module, "machine code, not only a program to be compiled later"
     build.run(only="kernel compile")
     assert sorted(kernels.rglob("*")) == written, "what was compiled is found again"
 
