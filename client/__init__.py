@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ServerConnectionError,
         ServerError,
         ServerTimeoutError,
+        TooManyKeysError,
         TooManySequencesError,
     )
     from client.sync_client import Client
@@ -34,6 +35,7 @@ _ERRORS = (
     "ServerConnectionError",
     "ServerError",
     "ServerTimeoutError",
+    "TooManyKeysError",
     "TooManySequencesError",
 )
 _MODULES = {
@@ -54,6 +56,7 @@ __all__ = [
     "ServerConnectionError",
     "ServerError",
     "ServerTimeoutError",
+    "TooManyKeysError",
     "TooManySequencesError",
 ]
 

@@ -141,6 +141,7 @@ class AsyncClient:
         )
 
     async def _run(self, call: Call[T]) -> T:
+        self._connection.check_open(self._http.is_closed)
         tries = Tries(call, self._connection.retry_seconds)
         while (wait := tries.take(await self._attempt(call))) is not None:
             await asyncio.sleep(wait)

@@ -15,8 +15,9 @@ from client.records import CacheState, Health, Readiness, SequenceState, ServerI
 from indexer.case import Case, case_buffers
 from indexer.case.container import Array
 from indexer.wire import Profile, ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
-from kernel.contract import BLOCK_TOKENS
+from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
+from kernel.scalars import check_bool, check_int
 
 Order = Literal["score", "block"]
 CacheUse = Literal["cold", "warm"]
@@ -83,7 +84,7 @@ def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceStat
     return Call(
         method="POST",
         path=f"{_path(sequence)}/keys",
-        query=_query(start=start),
+        query=_query(start=_whole("start", start)),
         body=encode_keys(keys),
         parse=_sequence,
         repeatable=start is not None,
@@ -99,10 +100,11 @@ def score_options(
     return_scores: bool,
 ) -> dict[str, OptionValue]:
     """Query options of the scoring calls."""
+    check_bool("return_scores", return_scores)
     return {
-        "topk": topk,
-        "init_blocks": init_blocks,
-        "local_blocks": local_blocks,
+        "topk": _whole("topk", topk),
+        "init_blocks": _whole("init_blocks", init_blocks),
+        "local_blocks": _whole("local_blocks", local_blocks),
         "order": order,
         "scores": return_scores,
     }
@@ -112,6 +114,9 @@ def profile_options(
     cache_use: CacheUse, repeats: int, return_scores: bool, trace: bool
 ) -> dict[str, OptionValue]:
     """Query options of a profile."""
+    check_bool("return_scores", return_scores)
+    check_bool("trace", trace)
+    repeats = check_int("repeats", repeats)
     return {"cache": cache_use, "repeats": repeats, "scores": return_scores, "trace": trace}
 
 
@@ -120,9 +125,13 @@ def score(
 ) -> Call[ScoreReply]:
     """Score a ragged batch over sequences."""
     query = _array("q", q)
+    if not isinstance(sequences, (list, tuple)):
+        raise InvalidArgumentError(
+            "sequences", repr(sequences)[:60], "must be a list or tuple of ids", "put a single id into a list"
+        )
     for sequence in sequences:
         _path(sequence)
-    lens = None if query_lens is None else tuple(query_lens)
+    lens = None if query_lens is None else _lens(query_lens)
     topk = options["topk"]
     return Call(
         method="POST",
@@ -193,6 +202,27 @@ def _array(name: str, value: object) -> Array:
             name, type(value).__name__, "must be a numpy array", "convert it (ml_dtypes has bfloat16)"
         )
     return value
+
+
+def _whole(name: str, value: object) -> int | None:
+    return None if value is None else check_int(name, value)
+
+
+def _lens(query_lens: object) -> tuple[int, ...]:
+    """Query lengths as the 32-bit integers that they travel as."""
+    if not isinstance(query_lens, (list, tuple)) and not (
+        isinstance(query_lens, np.ndarray) and query_lens.ndim == 1
+    ):
+        raise InvalidArgumentError(
+            "query_lens", repr(query_lens)[:60], "must be a list, a tuple or a flat array", "call .tolist()"
+        )
+    lens = tuple(check_int(f"query_lens[{row}]", value) for row, value in enumerate(query_lens))
+    for row, value in enumerate(lens):
+        if not 0 <= value <= MAX_SEQ_LEN:
+            raise InvalidArgumentError(
+                f"query_lens[{row}]", value, f"must be 0 to {MAX_SEQ_LEN}", "pass each sequence's queries"
+            )
+    return lens
 
 
 def _path(sequence: object) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import httpx
@@ -42,8 +44,16 @@ class Connection:
     def __post_init__(self) -> None:
         for name, least in (("timeout", "above 0"), ("retry_seconds", "0 or more")):
             value = getattr(self, name)
-            if not (value > 0 or (name == "retry_seconds" and value == 0)):
-                raise InvalidArgumentError(name, value, f"must be {least}", "give seconds")
+            if (
+                not isinstance(value, Real)
+                or isinstance(value, bool)
+                or not math.isfinite(value)
+                or value < 0
+                or (name == "timeout" and value == 0)
+            ):
+                raise InvalidArgumentError(
+                    name, repr(value)[:60], f"must be {least} and finite", "give seconds"
+                )
         url = self._parsed()
         problem = None
         if url.scheme not in ("http", "https") or not url.host:
@@ -58,6 +68,17 @@ class Connection:
             raise InvalidArgumentError(
                 "token", "(not shown)", "must be printable ASCII without spaces", "pass the server's token"
             )
+
+    @staticmethod
+    def check_open(closed: bool) -> None:
+        """Refuse to use a client that was closed.
+
+        Raises:
+            InvalidArgumentError: it was.
+        """
+        if closed:
+            limit = "must be open: close() and the end of a with block end it"
+            raise InvalidArgumentError("client", "closed", limit, "make another one")
 
     def options(self) -> dict[str, Any]:
         """Arguments of an httpx client."""

@@ -25,11 +25,11 @@ class ServerError(IndexerError):
 
 
 class BusyError(ServerError):
-    """Every place in the server's queue was taken for as long as the client may wait. Nothing was done."""
+    """The server, or a proxy before it, had no place for as long as the client may wait. Nothing was done."""
 
 
 class NotReadyError(ServerError):
-    """The server warms up or is being shut down. Nothing was done."""
+    """The server warms up or is being shut down, or a proxy has no server. Nothing was done."""
 
 
 class DeadlineError(ServerError):
@@ -41,7 +41,11 @@ class AuthError(ServerError):
 
 
 class TooManySequencesError(ServerError):
-    """The server has as many live sequences as it may. Nothing was done."""
+    """The server, or this token, has as many live sequences as it may. Nothing was done."""
+
+
+class TooManyKeysError(ServerError):
+    """This token's sequences would hold more keys than they may. Nothing was done."""
 
 
 class LengthConflictError(ServerError):

@@ -13,6 +13,7 @@ from client.errors import (
     LengthConflictError,
     NotReadyError,
     ServerError,
+    TooManyKeysError,
     TooManySequencesError,
 )
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
@@ -25,25 +26,32 @@ _PLAIN: Mapping[str, type[ServerError]] = {
     "unauthorized": AuthError,
     "forbidden-origin": AuthError,
     "too-many-sequences": TooManySequencesError,
+    "too-many-keys": TooManyKeysError,
     "busy": BusyError,
+    "crowded": BusyError,
     "warming": NotReadyError,
     "stopping": NotReadyError,
     "deadline": DeadlineError,
 }
 
 
-def error_of(status: int, content_type: str, body: bytes | bytearray) -> IndexerError:
+_REFUSALS: Mapping[int, type[ServerError]] = {429: BusyError, 503: NotReadyError}
+"""What a proxy's status means when it comes with Retry-After: the request went no further."""
+
+
+def error_of(status: int, headers: Mapping[str, str], body: bytes | bytearray) -> IndexerError:
     """The exception that an answer stands for.
 
     Args:
         status: HTTP status, not of success.
-        content_type: of the body.
+        headers: of the answer, their names in lower case or found in any.
         body: the whole body.
     """
-    problem = _problem(content_type, body)
+    problem = _problem(headers.get("content-type", ""), body)
     if problem is None:
         text = " ".join(bytes(body[: 4 * _SHOWN_CHARS]).decode("utf-8", "replace").split())[:_SHOWN_CHARS]
-        return ServerError(status, "", f"not an answer of the sidecar: {text or 'no text'}")
+        kind_of_error = _REFUSALS.get(status, ServerError) if "retry-after" in headers else ServerError
+        return kind_of_error(status, "", f"not an answer of the sidecar: {text or 'no text'}")
     kind = _text(problem, "type").removeprefix(TYPE_PREFIX)
     detail, request_id = _text(problem, "detail"), _text(problem, "request_id")
     named = _named(kind, problem)

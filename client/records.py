@@ -60,13 +60,19 @@ class BackendState:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """What a request may be: bytes, sequences, places, seconds."""
+    """What a request may be: bytes, flop, connections, sequences, keys, places, seconds; None: no limit."""
 
     max_body_bytes: int
     max_json_bytes: int
     max_call_bytes: int
+    max_call_flop: float
+    max_connections: int
     max_sequences: int
+    max_sequences_per_token: int | None
+    max_keys_per_token: int | None
+    sequence_ttl_seconds: float | None
     queue_places: int
+    queue_bytes: int
     deadline_seconds: float
 
 

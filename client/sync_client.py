@@ -180,6 +180,7 @@ class Client:
         return self._run(calls.profile(case, calls.profile_options(cache, repeats, return_scores, trace)))
 
     def _run(self, call: Call[T]) -> T:
+        self._connection.check_open(self._http.is_closed)
         tries = Tries(call, self._connection.retry_seconds)
         while (wait := tries.take(self._attempt(call))) is not None:
             time.sleep(wait)

@@ -15,6 +15,9 @@ from kernel.errors import IndexerError
 
 T = TypeVar("T")
 
+MAX_RESENT = 3
+"""Times that a call is sent again after a lost answer: a server that drops connections may well have done its
+work each time."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
 """Seconds: the least wait doubles from one to the other, whatever the server hints."""
 _JITTER = 0.25
@@ -24,9 +27,10 @@ _JITTER = 0.25
 class Tries(Generic[T]):
     """The attempts at one call.
 
-    Refusals that say that nothing was done (429, 503) are waited out, as long as the server hints, for any
-    call. A lost answer (the connection broke after the request was sent) leaves open whether the call was
-    executed, so it is sent again only if that does no harm. Nothing else is tried again.
+    Refusals that say that nothing was done (429, 503; of a proxy with Retry-After) are waited out, as long
+    as the server hints, for any call. A lost answer (the connection broke after the request was sent) leaves
+    open whether the call was executed, so it is sent again only if that does no harm, and only
+    :data:`MAX_RESENT` times. Nothing else is tried again.
 
     Args:
         call: the call.
@@ -37,7 +41,7 @@ class Tries(Generic[T]):
         self._call = call
         self._left = seconds
         self._attempts = 0
-        self._lost = False
+        self._lost = 0
         self._results: list[T] = []
 
     @property
@@ -57,7 +61,7 @@ class Tries(Generic[T]):
         if 200 <= outcome.status < 300:
             self._results.append(self._call.parse(outcome.body))
             return None
-        error = error_of(outcome.status, outcome.headers.get("content-type", ""), outcome.body)
+        error = error_of(outcome.status, outcome.headers, outcome.body)
         if isinstance(error, (BusyError, NotReadyError)):
             return self._wait(_hint(outcome), error)
         if self._lost:
@@ -72,8 +76,8 @@ class Tries(Generic[T]):
         if isinstance(cause, (httpx.NetworkError, httpx.RemoteProtocolError)):
             error = ServerConnectionError(f"the connection broke: {reason}; {self._executed()}")
             error.__cause__ = cause
-            self._lost = True
-            if self._call.repeatable:
+            self._lost += 1
+            if self._call.repeatable and self._lost <= MAX_RESENT:
                 return self._wait(0.0, error)
             raise error
         if isinstance(cause, httpx.TimeoutException):

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp
 
 from kernel.errors import IndexerError
 from server.auth import AuthLayer
+from server.connection import ConnectionsLayer
 from server.context import ContextLayer, context_of
+from server.engine import Engine
 from server.json_calls import argument_name
 from server.metrics import Metrics
 from server.openapi import openapi_document
@@ -47,9 +49,9 @@ def create_app(state: ServerState) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.worker.start()
-        warming = asyncio.create_task(_warm_up(state))
+        background = asyncio.create_task(_prepare(state))
         yield
-        warming.cancel()
+        background.cancel()
         _log.info("draining", waiting=state.worker.waiting)
         # Requests had their time before this; only a call whose client is gone can still run.
         ended = await state.worker.stop(_LAST_CALL_SECONDS)
@@ -66,12 +68,12 @@ def create_app(state: ServerState) -> ASGIApp:
     app.openapi = cache(lambda: openapi_document(app))  # type: ignore[method-assign]
     tokens = settings.all_tokens()
     secured = AuthLayer(app, tokens, only_local=settings.is_loopback and not tokens)
-    return ContextLayer(secured, state.metrics, settings.deadline_seconds)
+    open_to_some = ConnectionsLayer(secured, settings.max_connections)
+    return ContextLayer(open_to_some, state.metrics, settings.deadline_seconds, settings.drain_seconds)
 
 
-async def _warm_up(state: ServerState) -> None:
-    place = state.worker.admit()
-    job = state.worker.submit(lambda: prepared_engine(state.settings), place)
+async def _prepare(state: ServerState) -> None:
+    job = state.worker.submit(lambda: prepared_engine(state.settings), None)
     try:
         state.engine, _ = await job.future
     except Exception as error:
@@ -81,8 +83,16 @@ async def _warm_up(state: ServerState) -> None:
     else:
         scorer = state.engine.scorer
         _log.info("ready", backend=scorer.backend, device=str(scorer.device))
-    finally:
-        place.release()
+        if state.settings.sequence_ttl_seconds is not None:
+            await _expire(state.worker, state.engine, state.settings.sequence_ttl_seconds)
+
+
+async def _expire(worker: Worker, engine: Engine, seconds: float) -> None:
+    while True:
+        await asyncio.sleep(min(seconds / 10, 60))
+        expired, _ = await worker.submit(lambda: engine.expire(seconds), None).future
+        if expired:
+            _log.info("expired", sequences=expired)
 
 
 async def _on_problem(request: Request, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,7 +13,7 @@ from server.problems import ProblemError
 
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
 """Paths that show nothing of anyone's calls and need no token."""
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAME_SITE = frozenset({b"same-origin", b"none"})
 
 
@@ -56,9 +57,9 @@ class AuthLayer:
                     argument="Authorization",
                 )
             context_of(scope).owner = owner or ""
-        elif headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE and scope["path"] not in OPEN_PATHS:
+        elif scope["path"] not in OPEN_PATHS and _is_of_another_site(headers):
             raise ProblemError(403, "forbidden-origin", "a page of another site may not use this server")
-        elif self._only_local and _host_name(headers.get(b"host", b"")) not in _LOOPBACK_NAMES:
+        elif self._only_local and not _is_this_machine(headers.get(b"host", b"")):
             raise ProblemError(
                 403,
                 "forbidden-origin",
@@ -76,8 +77,24 @@ class AuthLayer:
         return found if scheme.lower() == "bearer" else None
 
 
-def _host_name(host: bytes) -> str:
+def _is_of_another_site(headers: dict[bytes, bytes]) -> bool:
+    """Whether a browser says so. One that knows no Sec-Fetch-Site still sends Origin with whatever changes
+    something; a page that another server of this machine serves is of another origin, too."""
+    if headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
+        return True
+    origin = headers.get(b"origin")
+    return origin is not None and origin.partition(b"://")[2].lower() != headers.get(b"host", b"").lower()
+
+
+def _is_this_machine(host: bytes) -> bool:
+    """Whether a Host header has a name or address that can be no other machine's."""
     text = host.decode("latin-1").lower()
-    if text.startswith("["):
-        return text[: text.find("]") + 1]
-    return text.partition(":")[0]
+    name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
+    return name in _LOOPBACK_NAMES or _is_loopback(name)
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

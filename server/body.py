@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from starlette.requests import Request
 
+from server.deadline import Deadline
 from server.problems import ProblemError
 from server.worker import Place
 
 
-async def read_body(request: Request, place: Place, max_bytes: int, deadline: float) -> bytearray:
+async def read_body(request: Request, place: Place, max_bytes: int, deadline: Deadline) -> bytearray:
     """The whole body, received into one buffer.
 
     Args:
         request: whose body nobody has read.
         place: what the body's bytes are counted on.
         max_bytes: longest body.
-        deadline: ``time.monotonic()`` by which the body must be there.
+        deadline: until when the body must be there.
 
     Raises:
         ProblemError: 413, longer than that, before any of it is read where ``Content-Length`` tells; 429, no
@@ -30,13 +30,10 @@ async def read_body(request: Request, place: Place, max_bytes: int, deadline: fl
         if length > max_bytes:
             raise _too_large(length, max_bytes)
         place.reserve(length)
-    left = deadline - time.monotonic()
     try:
-        return await asyncio.wait_for(_receive(request, place, length, max_bytes), max(0.0, left))
+        return await asyncio.wait_for(_receive(request, place, length, max_bytes), deadline.left())
     except asyncio.TimeoutError as error:
-        raise ProblemError(
-            504, "deadline", "the deadline passed before the body was here; nothing was done"
-        ) from error
+        raise deadline.problem("the deadline passed before the body was here; nothing was done") from error
 
 
 async def _receive(request: Request, place: Place, length: int | None, max_bytes: int) -> bytearray:

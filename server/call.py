@@ -12,6 +12,7 @@ from server.body import read_body
 from server.context import context_of
 from server.engine import Engine
 from server.media import JSON, Form
+from server.options import check_given_once
 from server.state import state_of
 
 T = TypeVar("T")
@@ -39,8 +40,9 @@ async def run_body_call(request: Request, form: Form, work: Callable[[Engine, st
         work: what runs on the device's thread, given the engine, the request's owner and the body.
 
     Raises:
-        ProblemError: 503, 429, 413, 504, or what ``work`` raises.
+        ProblemError: 422 for an option that is given twice, 503, 429, 413, 504, or what ``work`` raises.
     """
+    check_given_once(request.scope["query_string"])
     return await _run(request, form, work)
 
 

@@ -1,23 +1,36 @@
-"""A connection of the web server that must send a whole request head in time."""
+"""Connections of the web server: so many at a time, and each must send a whole request head in time."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import h11
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from server.problems import MEDIA_TYPE, ProblemError
 
-def protocol_of(seconds: float) -> type[H11Protocol]:
-    """The web server's protocol with this time for a head.
+_CROWDED = "connections"
+"""The state of a request on a connection beyond the limit: how many there were."""
+_CROWDED_SECONDS = 1.0
+"""Time for the head of a request that is refused anyway."""
+_log = structlog.get_logger("server")
+
+
+def protocol_of(seconds: float, max_connections: int) -> type[H11Protocol]:
+    """The web server's protocol within these limits.
 
     Args:
-        seconds: counted from the connection, or from a head's first bytes on a connection that is kept.
+        seconds: time for a head, from the connection, or from its first bytes on a connection that is kept.
+        max_connections: open connections; see :class:`ConnectionsLayer`.
     """
-    return type("Protocol", (TimedHeadProtocol,), {"head_seconds": seconds})
+    members = {"head_seconds": seconds, "max_connections": max_connections}
+    return type("Protocol", (LimitedProtocol,), members)
 
 
-class TimedHeadProtocol(H11Protocol):
+class LimitedProtocol(H11Protocol):
     """Closes a connection whose next request's head does not end in time, however its bytes trickle in.
 
     The web server itself waits without end for a head, before anything of this server, tokens included, sees
@@ -25,11 +38,15 @@ class TimedHeadProtocol(H11Protocol):
     """
 
     head_seconds: float
+    max_connections: int
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head."""
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self.app_state = {**self.app_state, _CROWDED: len(self.connections)}
+            self.head_seconds = min(self.head_seconds, _CROWDED_SECONDS)
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
@@ -45,6 +62,23 @@ class TimedHeadProtocol(H11Protocol):
         self._stop_waiting()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP with a problem, as everything else, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            request_id = secrets.token_hex(8)
+            _log.info("malformed", request_id=request_id)
+            response = ProblemError(400, "malformed", f"{msg} Nothing was done").response(request_id)
+            body = bytes(response.body)
+            head = [("content-type", MEDIA_TYPE), ("content-length", str(len(body)))]
+            head += [("x-request-id", request_id), ("connection", "close")]
+            for event in (
+                h11.Response(status_code=400, headers=head, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_seconds, self._give_up)
 
@@ -57,3 +91,42 @@ class TimedHeadProtocol(H11Protocol):
         self._head_timer = None
         if self.conn.their_state is h11.IDLE:
             self.transport.close()
+
+
+class ConnectionsLayer:
+    """Refuses requests on connections beyond the limit and has them closed. Liveness is answered all the
+    same: a crowded server must not be taken for a dead one.
+
+    Args:
+        app: what is inside.
+        max_connections: the limit, for the answer.
+    """
+
+    def __init__(self, app: ASGIApp, max_connections: int) -> None:
+        self._app = app
+        self._max_connections = max_connections
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        crowd = scope.get("state", {}).get(_CROWDED)
+        if crowd is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def send_and_close(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+            await send(message)
+
+        if scope["path"] == "/healthz":
+            await self._app(scope, receive, send_and_close)
+            return
+        raise ProblemError(
+            503,
+            "crowded",
+            f"{crowd} connections are open, {self._max_connections} may be; nothing was done, try again "
+            "after the time given",
+            {"Retry-After": "1", "Connection": "close"},
+            argument="max_connections",
+            value=crowd,
+            limit=self._max_connections,
+        )

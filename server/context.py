@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.deadline import Deadline
 from server.metrics import Metrics
 from server.problems import ProblemError, internal
 from server.worker import Place
@@ -26,8 +27,8 @@ class RequestContext:
     """What a request carries through the layers."""
 
     request_id: str
-    deadline: float
-    """``time.monotonic()`` by which its call must have begun."""
+    deadline: Deadline
+    """Until when its call must have begun."""
     owner: str = ""
     """Whose sequences it sees."""
     place: Place | None = None
@@ -48,19 +49,21 @@ class ContextLayer:
         app: what is inside.
         metrics: where requests are counted.
         deadline_seconds: time a request has to reach the device.
+        drain_seconds: time it has to end once the server is told to.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, deadline_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, deadline_seconds: float, drain_seconds: float) -> None:
         self._app = app
         self._metrics = metrics
         self._deadline_seconds = deadline_seconds
+        self._drain_seconds = drain_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        context = RequestContext(_request_id(scope), time.monotonic() + self._deadline_seconds)
+        context = RequestContext(_request_id(scope), Deadline(self._deadline_seconds))
         scope.setdefault("state", {})["context"] = context
         status = 0
 
@@ -82,7 +85,13 @@ class ContextLayer:
             except asyncio.CancelledError:
                 # The time to drain is over. Only the web server cancels requests, and this one ends here.
                 if not status:
-                    ended = ProblemError(503, "stopping", "the server was shut down before the call ended")
+                    ended = ProblemError(
+                        503,
+                        "stopping",
+                        "the server was shut down before the call ended",
+                        argument="drain_seconds",
+                        limit=self._drain_seconds,
+                    )
                     await ended.response(context.request_id)(scope, receive, send_with_id)
             except Exception:
                 _log.exception("failed", request_id=context.request_id, path=scope["path"])

@@ -91,7 +91,7 @@ def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[st
 
 
 UNKNOWN_SEQUENCE: Responses = {404: _problem("No such sequence of this token")}
-PROBLEM_503: Responses = {503: _problem("Warming up, or being shut down", _RETRY)}
+PROBLEM_503: Responses = {503: _problem("Warming up, being shut down, or too many connections", _RETRY)}
 _INVALID: Responses = {422: _problem("An argument is outside the contract; it is named")}
 _QUEUE: Responses = {
     429: _problem("Every place in the queue is taken; nothing was done", _RETRY),
@@ -125,12 +125,15 @@ MAKE_RESPONSES: Responses = {
         "description": "The new sequence",
         "headers": {"Location": {"schema": {"type": "string"}}, **_CHANGED},
     },
-    409: _problem("No more sequences can be made"),
+    409: _problem("No more sequences can be made, of all or of this token"),
     **_QUEUE,
 }
 KEYS_RESPONSES: Responses = {
     200: {"description": "The sequence as it is now", "headers": _CHANGED},
-    409: _problem("Too few free pages, or the sequence does not hold `start` tokens; nothing was appended"),
+    409: _problem(
+        "Too few free pages, too many keys of this token, or the sequence does not hold `start` tokens; "
+        "nothing was appended"
+    ),
     **UNKNOWN_SEQUENCE,
     **_BODY,
 }

@@ -16,7 +16,7 @@ from indexer.result import ScoreResult
 from indexer.wire import KeysBody, ScoreReply, SequencesCall
 from kernel.backends.base import Order
 from kernel.errors import InvalidArgumentError
-from server.limits import check_case, check_sequences
+from server.limits import MAX_FLOP_CPU, MAX_FLOP_GPU, CallLimits, check_sequences
 from server.options import ScoreOptions
 from server.problems import ProblemError
 from server.score_map import CallRecord, record_call
@@ -59,13 +59,15 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.scorer = IndexScorer(settings.indexer_config())
         self.cases = CaseScorer(self.scorer)
-        self.sequences = SequenceTable(settings.max_sequences)
+        self.sequences = SequenceTable(
+            settings.max_sequences, settings.max_sequences_per_token, settings.max_keys_per_token
+        )
         self.records: dict[str, CallRecord] = {}
-        self._max_call_bytes = settings.max_call_bytes
+        max_flop = MAX_FLOP_CPU if self.scorer.device.type == "cpu" else MAX_FLOP_GPU
+        self.limits = CallLimits(settings.max_call_bytes, settings.max_call_flop or max_flop)
 
     def score_case(self, owner: str, case: Case, options: ScoreOptions) -> ScoreReply:
-        """Score a case; touches no sequence."""
-        check_case(case, self._max_call_bytes, scores=options.scores)
+        """Score a case, whatever it takes; touches no sequence."""
         order = options.order or self.scorer.config.order
         result = self.cases.score(
             case,
@@ -80,12 +82,13 @@ class Engine:
     def score_sequences(self, owner: str, call: SequencesCall, options: ScoreOptions) -> ScoreReply:
         """Score a ragged batch over some of an owner's sequences."""
         began = time.perf_counter()
-        found = [self.sequences.get(owner, sequence) for sequence in call.sequences]
+        found = [self.sequences.use(owner, sequence) for sequence in call.sequences]
         check_sequences(
             self.scorer.config.num_index_heads,
             call.index_q.shape[0],
             [sequence.length for sequence in found],
-            self._max_call_bytes,
+            call.query_lens,
+            self.limits,
             scores=options.scores,
         )
         order = options.order or self.scorer.config.order
@@ -107,12 +110,12 @@ class Engine:
 
     def add(self, owner: str) -> LiveSequence:
         """Make an empty sequence."""
-        self.sequences.check_room()
+        self.sequences.check_room(owner, sequences=1)
         return self.sequences.add(owner, self.scorer.add_sequence(), 0)
 
     def append(self, owner: str, sequence: str, body: KeysBody, start: int | None) -> LiveSequence:
         """Append keys, if the sequence holds ``start`` tokens or ``start`` is None."""
-        found = self.sequences.get(owner, sequence)
+        found = self.sequences.use(owner, sequence)
         if start is not None and start != found.length:
             raise ProblemError(
                 409,
@@ -124,14 +127,15 @@ class Engine:
                 length=found.length,
             )
         keys = body.index_k
+        self.sequences.check_room(owner, keys=keys.shape[0])
         with wire_names():
             self.scorer.append_keys(found.scorer_id, as_tensor(keys).to(self.scorer.device))
         return self.sequences.grow(owner, found, found.length + keys.shape[0])
 
     def fork(self, owner: str, sequence: str) -> LiveSequence:
         """Make a sequence with the same keys."""
-        found = self.sequences.get(owner, sequence)
-        self.sequences.check_room()
+        found = self.sequences.use(owner, sequence)
+        self.sequences.check_room(owner, sequences=1, keys=found.length)
         return self.sequences.add(owner, self.scorer.fork_sequence(found.scorer_id), found.length)
 
     def remove(self, owner: str, sequence: str) -> None:
@@ -139,6 +143,14 @@ class Engine:
         found = self.sequences.get(owner, sequence)
         self.scorer.free_sequence(found.scorer_id)
         self.sequences.remove(owner, found)
+
+    def expire(self, seconds: float) -> int:
+        """Drop the sequences that no call used for so long; how many there were."""
+        idle = self.sequences.idle(seconds)
+        for owner, sequence in idle:
+            self.scorer.free_sequence(sequence.scorer_id)
+            self.sequences.remove(owner, sequence)
+        return len(idle)
 
     def _reply(self, owner: str, route: str, result: ScoreResult, order: Order) -> ScoreReply:
         block_ids = result.block_ids.cpu().numpy()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from indexer.case import Case
-from kernel.contract import PAGE_BYTES
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.page import blocks_of
 from server.problems import invalid
 
@@ -13,28 +14,74 @@ MAX_REQUESTS = 65536
 """Most requests of a batch."""
 MAX_JSON_SCORES = 1 << 18
 """Most numbers of a tensor in a JSON answer."""
+MAX_FLOP_CPU, MAX_FLOP_GPU = 5e11, 1e14
+"""Work that a call may take when no setting says. Either is more than ten prefill steps of 8,192 queries, on
+a CPU with a context of 8,192 tokens, on a GPU with one of 2^20. Two CPU cores take 5 s for theirs."""
+_FLOP = 2 * HEAD_DIM * BLOCK_TOKENS
+"""Of a row and a block."""
+PAGE_ROWS = 256
+"""Rows that reading a page costs as much as: the cpu backend unpacks one in 80 us and scores 3 rows a us."""
 
 
-def check_case(case: Case, max_bytes: int, *, scores: bool) -> None:
-    """Refuse a case whose scores, pages and block table would take more than ``max_bytes``.
+@dataclass(frozen=True)
+class CallLimits:
+    """What one call may take.
+
+    Attributes:
+        max_bytes: memory for its scores, pages and block tables.
+        max_flop: work, as :func:`call_flop` counts it.
+    """
+
+    max_bytes: int
+    max_flop: float
+
+
+def call_flop(num_heads: int, seq_lens: Sequence[int], query_lens: Sequence[int]) -> int:
+    """Work of a call: ``2 * 128 * 128`` for every visible (row, block), and as if there were
+    :data:`PAGE_ROWS` rows more for the reading of every page, once for each request that has it.
+
+    Args:
+        num_heads: H, index heads.
+        seq_lens: tokens of each request.
+        query_lens: queries of each, its last positions.
+    """
+    row_blocks = 0
+    for tokens, queries in zip(seq_lens, query_lens):
+        if queries > 0:
+            rows = _row_blocks(tokens) - _row_blocks(max(0, tokens - queries))
+            row_blocks += num_heads * rows + PAGE_ROWS * blocks_of(tokens)
+    return _FLOP * row_blocks
+
+
+def check_case(case: Case, limits: CallLimits, *, scores: bool) -> None:
+    """Refuse a case that would take more than the limits.
 
     Raises:
         ProblemError: 422.
     """
     _check_requests("seq_lens", case.batch)
+    lengths = case.seq_lens.tolist()
     size = 0
     if case.index_k is not None:
-        blocks = [blocks_of(tokens) for tokens in case.seq_lens.tolist()]
+        blocks = [blocks_of(tokens) for tokens in lengths]
         size = sum(blocks) * PAGE_BYTES + 4 * len(blocks) * max(blocks, default=0)
-        _check_size("seq_lens", f"{case.batch} requests", size, max_bytes, "score fewer requests at a time")
+        _check_size("seq_lens", f"{case.batch} requests", size, limits, "score fewer requests at a time")
     if scores:
-        _check_scores(size, case.num_heads, case.total_q, case.num_score_blocks, max_bytes)
+        _check_scores(size, case.num_heads, case.total_q, case.num_score_blocks, limits)
+    _check_flop(case.num_heads, lengths, case.query_lens.tolist(), limits)
 
 
 def check_sequences(
-    num_heads: int, total_q: int, lengths: Sequence[int], max_bytes: int, *, scores: bool
+    num_heads: int,
+    total_q: int,
+    lengths: Sequence[int],
+    query_lens: Sequence[int] | None,
+    limits: CallLimits,
+    *,
+    scores: bool,
 ) -> None:
-    """Refuse a call on sequences of these lengths that would take more than ``max_bytes``.
+    """Refuse a call on sequences of these lengths that would take more than the limits. Query lengths that
+    do not fit are the scorer's to refuse.
 
     Raises:
         ProblemError: 422.
@@ -42,9 +89,12 @@ def check_sequences(
     _check_requests("sequences", len(lengths))
     blocks = blocks_of(max(lengths, default=0))
     size = 4 * len(lengths) * blocks
-    _check_size("sequences", f"{len(lengths)} sequences", size, max_bytes, "name fewer sequences at a time")
+    _check_size("sequences", f"{len(lengths)} sequences", size, limits, "name fewer sequences at a time")
     if scores:
-        _check_scores(size, num_heads, total_q, blocks, max_bytes)
+        _check_scores(size, num_heads, total_q, blocks, limits)
+    if query_lens is None:
+        query_lens = [total_q] if len(lengths) == 1 else [1] * len(lengths)
+    _check_flop(num_heads, lengths, query_lens, limits)
 
 
 def check_json_reply(num_values: int) -> None:
@@ -62,6 +112,12 @@ def check_json_reply(num_values: int) -> None:
         )
 
 
+def _row_blocks(tokens: int) -> int:
+    """Blocks that rows at positions ``0 .. tokens - 1`` see, together."""
+    whole, rest = divmod(tokens, BLOCK_TOKENS)
+    return BLOCK_TOKENS * whole * (whole + 1) // 2 + rest * (whole + 1)
+
+
 def _check_requests(argument: str, count: int) -> None:
     if count > MAX_REQUESTS:
         raise invalid(
@@ -69,14 +125,33 @@ def _check_requests(argument: str, count: int) -> None:
         )
 
 
-def _check_scores(size: int, num_heads: int, total_q: int, blocks: int, max_bytes: int) -> None:
+def _check_scores(size: int, num_heads: int, total_q: int, blocks: int, limits: CallLimits) -> None:
     shape = f"[{num_heads}, {total_q}, {blocks}]"
     size += 4 * num_heads * total_q * blocks
-    _check_size("scores", shape, size, max_bytes, "pass scores=false, or score fewer queries at a time")
+    _check_size("scores", shape, size, limits, "pass scores=false, or score fewer queries at a time")
 
 
-def _check_size(argument: str, value: str, size: int, max_bytes: int, remedy: str) -> None:
-    if size > max_bytes:
+def _check_size(argument: str, value: str, size: int, limits: CallLimits, remedy: str) -> None:
+    if size > limits.max_bytes:
         raise invalid(
-            argument, value, f"the call takes {size} bytes and may take {max_bytes} (max_call_bytes)", remedy
+            argument,
+            value,
+            f"the call takes {size} bytes and may take {limits.max_bytes} (max_call_bytes)",
+            remedy,
+        )
+
+
+def _check_flop(
+    num_heads: int, seq_lens: Sequence[int], query_lens: Sequence[int], limits: CallLimits
+) -> None:
+    blocks = blocks_of(max(seq_lens, default=0))
+    if _FLOP * blocks * (num_heads * sum(query_lens) + PAGE_ROWS * len(seq_lens)) <= limits.max_flop:
+        return  # as if every row saw the longest request: nothing to count on the way of a decode step
+    flop = call_flop(num_heads, seq_lens, query_lens)
+    if flop > limits.max_flop:
+        raise invalid(
+            "index_q",
+            f"{sum(query_lens)} queries of {len(seq_lens)} requests, the longest of {max(seq_lens)} tokens",
+            f"the call takes {flop:.3g} flop and may take {limits.max_flop:.3g} (max_call_flop)",
+            "score fewer queries at a time, or raise the server's limit",
         )

@@ -33,8 +33,16 @@ class Limits(BaseModel):
     max_body_bytes: int
     max_json_bytes: int
     max_call_bytes: int = Field(description="Memory for the scores, pages and block tables of one call.")
+    max_call_flop: float = Field(
+        description="Work of a call: 32,768 flop a row and block, and 256 rows' for each page that it reads."
+    )
+    max_connections: int
     max_sequences: int
+    max_sequences_per_token: int | None
+    max_keys_per_token: int | None = Field(description="Keys of one bearer token's sequences together.")
+    sequence_ttl_seconds: float | None = Field(description="Time after which an unused sequence is dropped.")
     queue_places: int
+    queue_bytes: int
     deadline_seconds: float
 
 

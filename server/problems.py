@@ -14,6 +14,7 @@ TYPE_PREFIX = "urn:nvfp4-indexer:problem:"
 """What every problem's ``type`` starts with; the rest is its kind."""
 TITLES = {
     "invalid-argument": "An argument is outside the contract",
+    "malformed": "The request is not HTTP",
     "unauthorized": "A bearer token is needed",
     "forbidden-origin": "The request comes from another site",
     "not-found": "No such resource",
@@ -23,9 +24,11 @@ TITLES = {
     "out-of-pages": "The cache has too few free pages",
     "length-conflict": "The sequence has another length",
     "too-many-sequences": "No more sequences can be made",
+    "too-many-keys": "No more keys can be appended",
     "too-large": "The body is too large",
     "unsupported-media-type": "The body has a type that is not read",
     "busy": "Every place in the queue is taken",
+    "crowded": "The server has too many connections",
     "warming": "The backend is not ready",
     "stopping": "The server is being shut down",
     "deadline": "The deadline passed",
@@ -114,7 +117,7 @@ def internal() -> ProblemError:
 def _sequence_detail(shown: str) -> str:
     return (
         f"id = {shown}: not a live sequence of this token; ids come from POST /v1/sequences and a fork, and "
-        "end with a DELETE or a restart of the server"
+        "end with a DELETE, a restart of the server, or after sequence_ttl_seconds without a call"
     )
 
 

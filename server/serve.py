@@ -25,7 +25,7 @@ _SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter while another one wants it. With Python's 5 ms the device's
 thread, which gives it up for every tensor operation, would wait that long each time a request is parsed."""
 _KEEP_ALIVE_SECONDS = 75
-_BACKLOG = 2048
+_BACKLOG = 256
 """Connections that wait to be accepted."""
 
 _log = structlog.get_logger("server")
@@ -39,8 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 after a drained end, 2 for settings that cannot be used, 1 for an address in use, a
-        backend that fails its self-test or a device without room for the pages, and for a call that was still
-        running when the time to drain was over. That last one leaves at once, without returning.
+        URL file that cannot be written, a backend that fails its self-test or a device without room for the
+        pages, and for a call that was still running when the time to drain was over. That last one leaves at
+        once, without returning.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -62,11 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"host = {settings.host}, port = {settings.port}: {error.strerror}", file=sys.stderr)
         return 1
     host, port = listener.getsockname()[:2]
+    if settings.url_file is not None:
+        try:
+            settings.url_file.write_text(f"{_url(host, port)}\n", encoding="utf-8")
+        except OSError as error:
+            listener.close()
+            print(f"url_file = {settings.url_file}: {error.strerror}; name another file", file=sys.stderr)
+            return 1
     _log.info("listening", host=host, port=port, tokens=len(settings.all_tokens()))
     state = new_state(settings)
     config = uvicorn.Config(
         create_app(state),
-        http=protocol_of(settings.deadline_seconds),
+        http=protocol_of(settings.deadline_seconds, settings.max_connections),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -99,6 +107,12 @@ def _leave() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(1)
+
+
+def _url(host: str, port: int) -> str:
+    """Where this machine reaches what listens on an address."""
+    reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
+    return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
 
 
 def _bound(settings: Settings) -> socket.socket:

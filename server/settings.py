@@ -13,6 +13,8 @@ from indexer.config import IndexerConfig
 from kernel.backends.base import Order, Precision
 
 MIB = 1 << 20
+DAY = 86400
+"""Seconds."""
 _MIN_TOKEN_CHARS = 8
 
 
@@ -33,6 +35,9 @@ class Settings(BaseSettings):
     """Address to bind. Others than loopback need a token, or --insecure."""
     port: int = Field(default=8421, ge=0, le=65535)
     """Port to bind; 0 lets the system choose, and the log says which."""
+    url_file: Path | None = None
+    """File to write once the server listens: its URL as this machine reaches it, whatever host and port were
+    chosen. A health check reads it."""
     tokens: Annotated[tuple[SecretStr, ...], NoDecode] = ()
     """Bearer tokens, separated by commas. Each has sequences of its own. Better in the environment or a file
     than in a flag, which every process of the machine can read."""
@@ -70,13 +75,27 @@ class Settings(BaseSettings):
     """Longest JSON body; a longer one gets 413."""
     max_call_bytes: int = Field(default=2048 * MIB, ge=1)
     """Memory that a call may take for scores, pages and block tables of its own; more gets 422."""
+    max_call_flop: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """Work that a call may take: 32,768 flop for each row and block that it scores, and 256 rows' more for
+    each page that it reads; a call of more gets 422. When not given: 5e11 on a CPU, 1e14 on a GPU."""
+    max_connections: int = Field(default=512, ge=1)
+    """Open connections; a request on a further one gets 503, /healthz excepted, and the connection is closed.
+    Keep it well below the process's open files (ulimit -n)."""
     max_sequences: int = Field(default=65536, ge=1)
-    """Live sequences of all tokens together; the next one gets 409."""
-    deadline_seconds: float = Field(default=30.0, gt=0)
+    """Live sequences of all bearer tokens together; the next one gets 409."""
+    max_sequences_per_token: int | None = Field(default=None, ge=1)
+    """Live sequences of one bearer token; the next one gets 409. No limit of its own when not given."""
+    max_keys_per_token: int | None = Field(default=None, ge=1)
+    """Keys that the sequences of one bearer token may hold together, a fork's counted again; more gets 409.
+    No limit but the pages when not given."""
+    sequence_ttl_seconds: float | None = Field(default=None, gt=0, le=366 * DAY, allow_inf_nan=False)
+    """Time after which a sequence that was not scored, appended to or forked is dropped, within a tenth of it
+    or a minute. When not given sequences stay until they are deleted."""
+    deadline_seconds: float = Field(default=30.0, gt=0, le=DAY, allow_inf_nan=False)
     """Time for a request to arrive and to reach the device; afterwards it gets 504 and is not executed. A
     run that has begun is finished; a profile ends between two runs. An answer must be taken within the same
     time."""
-    drain_seconds: int = Field(default=30, ge=0)
+    drain_seconds: int = Field(default=30, ge=0, le=DAY)
     """Time that requests already in the server get to finish after SIGTERM. A call that takes longer is
     left and the exit code is 1."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

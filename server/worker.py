@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from server.deadline import Deadline
 from server.problems import ProblemError
 
 T = TypeVar("T")
@@ -26,7 +27,7 @@ _MEAN_WEIGHT = 0.1
 class _Job:
     """A call that waits or runs. ``function`` is None once it was taken or given up."""
 
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], place: Place) -> None:
+    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], place: Place | None) -> None:
         self.function: Callable[[], Any] | None = function
         self.future = future
         self.place = place
@@ -90,12 +91,13 @@ class Worker:
             ProblemError: 429, all are taken.
         """
         if self.places_taken >= self.places:
-            raise self._full(f"all {self.places} places are taken")
+            reason = f"all {self.places} places are taken"
+            raise self._full(reason, "queue_places", self.places_taken, self.places)
         self.places_taken += 1
         return Place(self)
 
-    def submit(self, function: Callable[[], T], place: Place) -> _Job:
-        """Queue a call."""
+    def submit(self, function: Callable[[], T], place: Place | None) -> _Job:
+        """Queue a call; None: it is the server's own and takes nobody's place."""
         if self._loop is None:
             raise RuntimeError("the worker was not started")
         job = _Job(function, self._loop.create_future(), place)
@@ -120,16 +122,20 @@ class Worker:
             ProblemError: 429, the bodies in the server take too much memory already.
         """
         if self.bytes_taken + num_bytes > self.max_bytes and self.bytes_taken:
-            raise self._full(f"the bodies in the server take {self.bytes_taken} bytes of {self.max_bytes}")
+            reason = f"the bodies in the server take {self.bytes_taken} bytes of {self.max_bytes}"
+            raise self._full(reason, "queue_bytes", self.bytes_taken + num_bytes, self.max_bytes)
         self.bytes_taken += num_bytes
 
-    def _full(self, reason: str) -> ProblemError:
+    def _full(self, reason: str, argument: str, value: int, limit: int) -> ProblemError:
         seconds = min(_MAX_RETRY_SECONDS, max(0.02, self._mean_seconds * (self.waiting + 1)))
         return ProblemError(
             429,
             "busy",
             f"{reason}; nothing was done, try again after the time given",
             {"Retry-After": str(-int(-seconds // 1))},
+            argument=argument,
+            value=value,
+            limit=limit,
             retry_after_seconds=round(seconds, 3),
         )
 
@@ -160,7 +166,8 @@ class Worker:
 
 
 def _finish(job: _Job, result: Any, error: BaseException | None, waited: float) -> None:
-    job.place.finished()
+    if job.place is not None:
+        job.place.finished()
     if job.future.done():
         return
     if error is None:
@@ -185,12 +192,12 @@ class Place:
         self._worker.reserve(num_bytes)
         self._bytes += num_bytes
 
-    async def run(self, function: Callable[[], T], deadline: float, receive: Receive) -> tuple[T, float]:
+    async def run(self, function: Callable[[], T], deadline: Deadline, receive: Receive) -> tuple[T, float]:
         """Run a call on the device's thread.
 
         Args:
             function: the call.
-            deadline: ``time.monotonic()`` by which it must have begun.
+            deadline: until when it must have begun.
             receive: of the request whose body was read, to notice that the client went away.
 
         Returns:
@@ -205,11 +212,10 @@ class Place:
         gone = asyncio.ensure_future(_disconnected(receive))
         waiting: set[asyncio.Future[Any]] = {job.future, gone}
         try:
-            left = max(0.0, deadline - time.monotonic())
-            await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=deadline.left(), return_when=asyncio.FIRST_COMPLETED)
             if not job.future.done() and not gone.done():
                 if self._give_up(job):
-                    raise ProblemError(504, "deadline", "the deadline passed in the queue; nothing was done")
+                    raise deadline.problem("the deadline passed in the queue; nothing was done")
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not job.future.done():
                 self._abandon(job)
@@ -224,7 +230,7 @@ class Place:
             if not job.future.done():
                 job.future.cancel()
 
-    def check(self, deadline: float) -> None:
+    def check(self, deadline: Deadline) -> None:
         """Called on the device's thread, between the parts of a call that has several.
 
         Raises:
@@ -232,12 +238,8 @@ class Place:
         """
         if self._abandoned:
             raise _gone_away()
-        if time.monotonic() >= deadline:
-            raise ProblemError(
-                504,
-                "deadline",
-                "the deadline passed between two runs; ask for fewer",
-            )
+        if not deadline.left():
+            raise deadline.problem("the deadline passed between two runs; ask for fewer")
 
     def _abandon(self, job: _Job) -> None:
         self._abandoned = True

@@ -32,7 +32,10 @@ def score(
     case: Annotated[str, typer.Argument(metavar="CASE", help="A case file.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Safetensors file to write: scores, block_ids, num_blocks. Whole or not at all."),
+        typer.Option(
+            help="Safetensors file to write, in a new folder if need be: scores, block_ids, num_blocks. "
+            "Whole or not at all."
+        ),
     ] = None,
     topk: Annotated[
         int | None, typer.Option(help="Blocks a row selects, 1 to 64, instead of the case's.")

@@ -55,8 +55,14 @@ async def info(request: Request) -> Response:
             max_body_bytes=settings.max_body_bytes,
             max_json_bytes=settings.max_json_bytes,
             max_call_bytes=settings.max_call_bytes,
+            max_call_flop=engine.limits.max_flop,
+            max_connections=settings.max_connections,
             max_sequences=settings.max_sequences,
+            max_sequences_per_token=settings.max_sequences_per_token,
+            max_keys_per_token=settings.max_keys_per_token,
+            sequence_ttl_seconds=settings.sequence_ttl_seconds,
             queue_places=settings.queue_places,
+            queue_bytes=settings.queue_bytes,
             deadline_seconds=settings.deadline_seconds,
         ),
         backends=[
@@ -122,4 +128,5 @@ def _version() -> str:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{platform.machine()} CPU, {threads} thread{'' if threads == 1 else 's'}"

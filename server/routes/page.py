@@ -19,6 +19,7 @@ _HEADERS = {
 }
 
 
+@router.head("/", include_in_schema=False)
 @router.get("/", summary="The page for people", response_class=HTMLResponse)
 async def page() -> Response:
     """Device, backend, cache, latencies, and the last call's score map with its selection."""

@@ -20,7 +20,6 @@ from server.media import BINARY, form_of_body
 from server.models import ProfileReply
 from server.options import ProfileOptions
 from server.replies import server_timing
-from server.state import state_of
 
 router = APIRouter(tags=["score"])
 
@@ -41,14 +40,13 @@ async def profile(request: Request, options: Annotated[ProfileOptions, Query()])
     form = form_of_body(request)
     decode = decode_case if form == BINARY else case_of_json
     context = context_of(request.scope)
-    max_call_bytes = state_of(request).settings.max_call_bytes
 
     def work(engine: Engine, _: str, body: bytearray) -> str:
         case = decode(body)
         place = context.place
         if place is None:
             raise AssertionError("a call that runs has a place")
-        check_case(case, max_call_bytes, scores=options.scores)
+        check_case(case, engine.limits, scores=options.scores)
         profile = profile_case(
             engine.cases,
             case,

@@ -6,9 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from indexer.case import decode_case
+from indexer.case import Case, decode_case
+from indexer.wire import ScoreReply
 from server.documents import CASE_BODY, SCORE_RESPONSES
+from server.engine import Engine
 from server.json_calls import case_of_json
+from server.limits import check_case
 from server.options import ScoreOptions
 from server.scoring import answer_scores
 
@@ -24,9 +27,9 @@ async def score(request: Request, options: Annotated[ScoreOptions, Query()]) -> 
     Options take the place of what the case says. The answer has the form of the body unless `Accept` asks for
     the other one.
     """
-    return await answer_scores(
-        request,
-        decode_case,
-        case_of_json,
-        lambda engine, owner, case: engine.score_case(owner, case, options),
-    )
+
+    def score_case(engine: Engine, owner: str, case: Case) -> ScoreReply:
+        check_case(case, engine.limits, scores=options.scores)
+        return engine.score_case(owner, case, options)
+
+    return await answer_scores(request, decode_case, case_of_json, score_case)

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from indexer.wire import decode_keys, decode_sequences_call
-from kernel.contract import MAX_SEQ_LEN
 from kernel.page import blocks_of
 from server.call import run_body_call, run_call
 from server.context import context_of
@@ -26,7 +25,7 @@ from server.engine import Engine
 from server.json_calls import keys_of_json, sequences_call_of_json
 from server.media import BINARY, form_of_body
 from server.models import SequenceInfo
-from server.options import ScoreOptions
+from server.options import AppendOptions, ScoreOptions
 from server.replies import server_timing
 from server.scoring import answer_scores
 from server.sequences import LiveSequence
@@ -43,7 +42,7 @@ router = APIRouter(prefix="/v1/sequences", tags=["sequences"])
     responses=MAKE_RESPONSES,
 )
 async def make(request: Request) -> Response:
-    """Its id is valid for this token until it is deleted or the server ends."""
+    """Its id is valid for this token until it is deleted or expires, or the server ends."""
     return _shown(request, 201, await run_call(request, lambda engine, owner: engine.add(owner)))
 
 
@@ -89,15 +88,7 @@ async def look(request: Request, id: str) -> Response:  # noqa: A002 - the route
 async def append(
     request: Request,
     id: str,  # noqa: A002 - the route's parameter
-    start: Annotated[
-        int | None,
-        Query(
-            ge=0,
-            le=MAX_SEQ_LEN,
-            description="Append only if the sequence holds so many tokens, else 409: makes a repeated "
-            "request after a lost answer safe.",
-        ),
-    ] = None,
+    options: Annotated[AppendOptions, Query()],
 ) -> Response:
     """Quantise index keys to NVFP4 and append them, all or none."""
     form = form_of_body(request)
@@ -107,7 +98,7 @@ async def append(
         began = time.perf_counter()
         keys = decode(body)
         decoded = time.perf_counter()
-        sequence = engine.append(owner, id, keys, start)
+        sequence = engine.append(owner, id, keys, options.start)
         return sequence, {"decode": decoded - began, "append": time.perf_counter() - decoded}
 
     sequence, stages = await run_body_call(request, form, work)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import client as client_package
-from client import AuthError, BadReplyError, Client, ServerError, TooManySequencesError
+from client import (
+    AsyncClient,
+    AuthError,
+    BadReplyError,
+    BusyError,
+    Client,
+    ServerError,
+    TooManyKeysError,
+    TooManySequencesError,
+)
 from client.problem import error_of
-from indexer.wire import ScoreReply, encode_reply
+from indexer.wire import ScoreReply, decode_sequences_call, encode_reply
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from server.problems import TITLES, ProblemError, invalid, of_error
-from tests.support.http_calls import random_case
+from tests.support.http_calls import PROBLEM, random_case
 from tests.support.scripted_server import Script, answer
 
 URL = "http://sidecar.test"
@@ -23,7 +34,7 @@ URL = "http://sidecar.test"
 def told(problem: ProblemError) -> IndexerError:
     """What a client makes of a problem that the server writes."""
     response = problem.response("r1")
-    return error_of(response.status_code, response.headers["content-type"], bytes(response.body))
+    return error_of(response.status_code, response.headers, bytes(response.body))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +67,8 @@ def test_what_a_caller_tells_apart_has_a_class_of_its_own() -> None:
     assert isinstance(told(ProblemError(401, "unauthorized", "no valid token")), AuthError)
     assert isinstance(told(ProblemError(403, "forbidden-origin", "")), AuthError)
     assert isinstance(told(ProblemError(409, "too-many-sequences", "")), TooManySequencesError)
+    assert isinstance(told(ProblemError(409, "too-many-keys", "")), TooManyKeysError)
+    assert isinstance(told(ProblemError(503, "crowded", "")), BusyError)
     too_large = told(ProblemError(413, "too-large", "", argument="body", value=9, limit=8))
     assert isinstance(too_large, InvalidArgumentError)
     assert "8 bytes" in too_large.limit
@@ -78,7 +91,7 @@ def test_what_a_caller_tells_apart_has_a_class_of_its_own() -> None:
     ],
 )
 def test_an_answer_of_someone_else_is_a_short_line(content_type: str, body: bytes) -> None:
-    error = error_of(502, content_type, body)
+    error = error_of(502, {"content-type": content_type}, body)
     assert type(error) is ServerError
     assert len(str(error)) < 300
     assert "\n" not in str(error)
@@ -91,7 +104,7 @@ def test_a_hostile_problem_is_still_an_error() -> None:
             members = ("detail", "request_id", "argument", "value", "limit", "free_pages", "length")
             content = {"type": f"urn:nvfp4-indexer:problem:{kind}", **dict.fromkeys(members, value)}
             body = json.dumps(content).encode()
-            assert isinstance(error_of(422, "application/problem+json", body), IndexerError)
+            assert isinstance(error_of(422, {"content-type": PROBLEM}, body), IndexerError)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +152,12 @@ def test_scores_of_another_call_are_a_bad_reply() -> None:
         ("token", {"token": "line\nbreak"}),
         ("timeout", {"timeout": 0}),
         ("timeout", {"timeout": float("nan")}),
+        ("timeout", {"timeout": "5"}),
+        ("timeout", {"timeout": True}),
+        ("timeout", {"timeout": float("inf")}),
         ("retry_seconds", {"retry_seconds": -1}),
+        ("retry_seconds", {"retry_seconds": None}),
+        ("retry_seconds", {"retry_seconds": float("nan")}),
     ],
 )
 def test_what_a_client_cannot_use_is_named(name: str, options: dict[str, Any]) -> None:
@@ -163,6 +181,80 @@ def test_an_id_that_is_none_is_not_sent(sequence: Any) -> None:
 def test_what_is_no_tensor_is_not_sent(k: Any) -> None:
     with Client(URL, transport=Script()) as client, pytest.raises(InvalidArgumentError):
         client.append_keys("aa", k)
+
+
+Q = np.zeros((2, 4, 128), np.float32)
+REFUSED: dict[str, list[Callable[[Any], Any]]] = {
+    "sequences": [
+        lambda client: client.score(Q, "aa"),
+        lambda client: client.score(Q, None),
+        lambda client: client.score(Q, iter(["aa"])),
+    ],
+    "query_lens": [
+        lambda client: client.score(Q, ["aa"], 2),
+        lambda client: client.score(Q, ["aa"], "2"),
+        lambda client: client.score(Q, ["aa"], np.zeros((1, 1), np.int32)),
+    ],
+    "query_lens[1]": [
+        lambda client: client.score(Q, ["aa", "bb"], [1, 2**40]),
+        lambda client: client.score(Q, ["aa", "bb"], [1, -1]),
+        lambda client: client.score(Q, ["aa", "bb"], [1, 1.0]),
+        lambda client: client.score(Q, ["aa", "bb"], (1, True)),
+        lambda client: client.score(Q, ["aa", "bb"], (1, "1")),
+        lambda client: client.score(Q, ["aa", "bb"], np.array([1, 2**40])),
+        lambda client: client.score(Q, ["aa", "bb"], [1, None]),
+    ],
+    "query_lens[0]": [lambda client: client.score(Q, ["aa"], np.array([2.0]))],
+    "topk": [
+        lambda client: client.score(Q, ["aa"], topk=2.5),
+        lambda client: client.score(Q, ["aa"], topk=True),
+    ],
+    "init_blocks": [lambda client: client.score(Q, ["aa"], init_blocks="1")],
+    "local_blocks": [lambda client: client.score_case(random_case(((5, 1),)), local_blocks=1.0)],
+    "return_scores": [lambda client: client.score(Q, ["aa"], return_scores="no")],
+    "start": [lambda client: client.append_keys("aa", np.zeros((1, 128), np.float32), start=1.5)],
+    "repeats": [lambda client: client.profile(random_case(((5, 1),)), repeats=2.0)],
+    "trace": [lambda client: client.profile(random_case(((5, 1),)), trace=1)],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_misread_is_named_and_not_sent(name: str) -> None:
+    for use in REFUSED[name]:
+        with Client(URL, transport=Script()) as client, pytest.raises(InvalidArgumentError) as caught:
+            use(client)
+        assert caught.value.argument == name
+
+    async def main() -> None:
+        async with AsyncClient(URL, transport=Script()) as client:
+            for use in REFUSED[name]:
+                with pytest.raises(InvalidArgumentError):
+                    await use(client)
+
+    asyncio.run(main())
+
+
+def test_numpys_integers_are_integers() -> None:
+    script = Script(answer(503, b"", "text/plain"))
+    with Client(URL, transport=script) as client, pytest.raises(ServerError):
+        client.score(Q, ["aa", "bb"], np.array([1, 1], np.uint8), topk=np.int64(3))  # type: ignore[arg-type]
+    assert decode_sequences_call(script.bodies[0]).query_lens == (1, 1)
+    assert dict(script.requests[0].url.params) == {"topk": "3", "scores": "true"}
+
+
+def test_a_closed_client_is_named() -> None:
+    client = Client(URL, transport=Script())
+    client.close()
+    with pytest.raises(InvalidArgumentError, match="client = closed"):
+        client.info()
+
+    async def main() -> None:
+        async with AsyncClient(URL, transport=Script()) as client:
+            pass
+        with pytest.raises(InvalidArgumentError, match="client = closed"):
+            await client.info()
+
+    asyncio.run(main())
 
 
 def test_every_public_name_is_there() -> None:

@@ -21,8 +21,9 @@ from client import (
     ServerError,
     ServerTimeoutError,
 )
+from client.tries import MAX_RESENT
 from kernel.errors import UnknownSequenceError
-from tests.support.http_calls import normals
+from tests.support.http_calls import normals, random_case
 from tests.support.scripted_server import Script, Step, answer, breaks, problem
 
 URL = "http://sidecar.test"
@@ -42,9 +43,15 @@ SAFE: dict[str, Use] = {
 }
 
 
-def run(use: Use, *steps: Step, seconds: float = 5.0, asynchronous: bool = False) -> tuple[Any, Script]:
+def run(
+    use: Use,
+    *steps: Step,
+    script: Script | None = None,
+    seconds: float = 5.0,
+    asynchronous: bool = False,
+) -> tuple[Any, Script]:
     """Use a client whose server follows a script."""
-    script = Script(*steps)
+    script = script or Script(*steps)
     if not asynchronous:
         with Client(URL, retry_seconds=seconds, transport=script) as client:
             return use(client), script
@@ -105,8 +112,21 @@ def test_waiting_ends_and_a_hint_beyond_it_is_not_waited_for(asynchronous: bool)
     assert time.perf_counter() - began < 2
 
 
-def test_a_refusal_of_someone_else_is_not_waited_out() -> None:
-    # A proxy's 503 does not say whether the call was executed.
+@pytest.mark.parametrize(("status", "error"), [(429, BusyError), (503, NotReadyError)])
+@pytest.mark.parametrize("use", [*RISKY.values(), *SAFE.values()], ids=[*RISKY, *SAFE])
+def test_a_proxys_refusal_with_retry_after_is_waited_out(
+    use: Use, status: int, error: type[ServerError], asynchronous: bool
+) -> None:
+    refusal = answer(status, b"<h1>Slow down</h1>", "text/html", {"Retry-After": "0"})
+    _, script = run(use, refusal, refusal, answer(200, SEQUENCE), asynchronous=asynchronous)
+    assert len(script.requests) == 3
+    with pytest.raises(error, match="Slow down") as caught:
+        run(use, refusal, seconds=0, asynchronous=asynchronous)
+    assert caught.value.status == status
+
+
+def test_a_refusal_of_someone_else_without_a_hint_is_not_waited_out() -> None:
+    # A proxy's 503 does not say whether the call was executed; with Retry-After it went no further.
     for status in (429, 502, 503):
         with pytest.raises(ServerError, match="Bad gateway") as caught:
             run(RISKY["append"], answer(status, b"<h1>Bad\n gateway</h1>", "text/html"))
@@ -126,6 +146,18 @@ def test_a_lost_answer_ends_a_call_that_would_do_it_twice(
 def test_a_lost_answer_is_asked_for_again_where_that_is_safe(use: Use, asynchronous: bool) -> None:
     _, script = run(use, breaks(), breaks(), answer(200, SEQUENCE), asynchronous=asynchronous)
     assert len(script.requests) == 3
+
+
+def test_a_server_that_drops_every_connection_is_not_given_the_call_for_ever(asynchronous: bool) -> None:
+    case = random_case(((5, 1),))
+    uses: tuple[Use, ...] = (SAFE["length"], lambda client: client.score_case(case))
+    for use in uses:
+        script = Script(*(breaks() for _ in range(99)))
+        with pytest.raises(ServerConnectionError, match="may have been executed"):
+            run(use, script=script, seconds=30, asynchronous=asynchronous)
+        assert len(script.requests) == 1 + MAX_RESENT
+    refusals = [problem(429, "busy", retry_after_seconds=0.001)] * MAX_RESENT
+    run(SAFE["length"], *refusals, breaks(), answer(200, SEQUENCE), seconds=30)
 
 
 def test_keys_that_had_arrived_are_not_appended_again(asynchronous: bool) -> None:

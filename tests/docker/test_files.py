@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from server.serve import _url
 from server.settings import Settings
 from tests.support.dockerfile import (
     IMAGE_FOLDER,
@@ -163,18 +164,54 @@ def test_compose_gives_the_gpu_and_no_more() -> None:
     assert "devices" not in services["cpu"]
 
 
-def test_the_health_check_tells_ready_from_not() -> None:
-    def check(port: str) -> subprocess.CompletedProcess[str]:
-        environment = {"NVFP4_INDEXER_PORT": port, "http_proxy": "http://127.0.0.1:9"}
+def test_the_health_check_tells_ready_from_not(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+
+    def check(**environment: str) -> subprocess.CompletedProcess[str]:
+        environment = {"http_proxy": "http://127.0.0.1:9", **environment}
         return subprocess.run(
             [sys.executable, "-I", HEALTHCHECK], env=environment, capture_output=True, text=True, check=False
         )
 
+    url_file = {"NVFP4_INDEXER_URL_FILE": str(file)}
+    assert check(**url_file).returncode == 1, "nothing was started yet"
     tokens = {"NVFP4_INDEXER_TOKENS": "0123456789abcdef"}
-    with LiveServer("--backend=cpu", "--num-pages=8", environment=tokens) as server:
-        port = server.url.rpartition(":")[2]
-        ready = check(port)
+    # Flags come before the image's variables: the port is another one than the image says.
+    environment = {**tokens, **url_file, "NVFP4_INDEXER_PORT": "8421", "NVFP4_INDEXER_HOST": "127.0.0.3"}
+    with LiveServer("--backend=cpu", "--num-pages=8", "--host=127.0.0.1", environment=environment) as server:
+        assert file.read_text() == f"{server.url}\n"
+        ready = check(**url_file)
         assert ready.returncode == 0, ready.stdout
-    gone = check(port)
+        assert check().returncode == 1, "without the image's variable nothing is known"
+    gone = check(**url_file)
     assert gone.returncode == 1
     assert "refused" in gone.stdout
+    file.write_text("nonsense")
+    assert check(**url_file).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://127.0.0.1:5"),  # noqa: S104 - not bound
+        ("127.0.0.3", "http://127.0.0.3:5"),
+        ("::", "http://[::1]:5"),
+        ("::1", "http://[::1]:5"),
+    ],
+)
+def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
+    assert _url(host, 5) == url
+
+
+def test_a_url_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "none" / "url"
+    flags = ["--port=0", "--backend=cpu", f"--url-file={file}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "server", *flags], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"url_file = {file}: No such file" in done.stderr
+
+
+def test_the_image_tells_server_and_health_check_the_same_file(found: list[Instruction]) -> None:
+    assert Path(variables(found)["NVFP4_INDEXER_URL_FILE"]).parent == Path("/tmp")  # noqa: S108 - the image's

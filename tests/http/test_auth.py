@@ -10,8 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from indexer.case import encode_case
+from server.settings import Settings
 from tests.support.http_calls import (
     assert_problem,
     binary,
@@ -79,9 +81,28 @@ def test_tokens_are_nowhere_in_the_log(guarded: LiveServer) -> None:
 def test_other_sites_and_other_names_are_refused_without_a_token(client: httpx.Client) -> None:
     reply = client.post("/v1/sequences", headers={"Sec-Fetch-Site": "cross-site"})
     assert_problem(reply, 403, "forbidden-origin")
-    reply = client.get("/v1/info", headers={"Host": "rebound.example:8421"})
-    assert_problem(reply, 403, "forbidden-origin", "Host")
-    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80"):
+    for host in ("rebound.example:8421", "127.0.0.1.rebound.example", "192.0.2.1", "[::2]:80", "[", ""):
+        reply = client.get("/v1/info", headers={"Host": host})
+        assert_problem(reply, 403, "forbidden-origin", "Host")
+    own = str(client.base_url).rstrip("/")
+    for origin in (
+        "https://example.org",
+        "null",
+        "",
+        "http://localhost:3000",
+        own.replace("127.0.0.1", "localhost"),
+    ):
+        for method, path in (
+            ("POST", "/v1/sequences"),
+            ("POST", "/v1/score"),
+            ("DELETE", "/v1/sequences/aa"),
+        ):
+            reply = client.request(method, path, headers={"Origin": origin})
+            assert_problem(reply, 403, "forbidden-origin")
+    assert client.get("/", headers={"Origin": "https://example.org"}).status_code == 200
+    reply = client.post("/v1/sequences", headers={"Origin": own})
+    assert reply.status_code == 201, "the server's own page"
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1:80", "[::1]:80", "127.8.8.8:80"):
         assert client.get("/v1/info", headers={"Host": host}).status_code == 200
     assert client.get("/v1/info", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
@@ -106,11 +127,16 @@ def test_settings_that_cannot_be_used_are_named() -> None:
     assert "queue_places" in _refused("--queue-places=0")
 
 
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf", "0", "86401"])
+@pytest.mark.parametrize("name", ["deadline_seconds", "sequence_ttl_seconds", "drain_seconds"])
+def test_times_are_finite(name: str, value: str) -> None:
+    if (name, value) in (("sequence_ttl_seconds", "86401"), ("drain_seconds", "0")):
+        return  # these two may
+    with pytest.raises(ValidationError, match=name):
+        Settings(**{name: value})  # type: ignore[arg-type]
+
+
 def test_no_address_but_loopback_without_a_token() -> None:
-    from pydantic import ValidationError
-
-    from server.settings import Settings
-
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org", ""):  # noqa: S104
         with pytest.raises(ValidationError, match="--insecure"):
             Settings(host=host)

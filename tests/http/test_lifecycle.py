@@ -95,7 +95,7 @@ def test_a_call_longer_than_the_drain_is_left_without_an_abort(monkeypatch: pyte
         with live.client() as client:
             _until(lambda: _busy(client))
         live.process.send_signal(signal.SIGTERM)
-        assert_problem(running.wait(), 503, "stopping")
+        assert assert_problem(running.wait(), 503, "stopping", "drain_seconds")["limit"] == 1
         assert live.process.wait(30) == 1, live.log_text()
         assert [event for event in live.events() if event["event"] == "left a running call"]
         assert "terminate called" not in live.log_text()
@@ -142,7 +142,7 @@ def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) ->
             assert int(reply.headers["retry-after"]) >= 1
             assert problem["retry_after_seconds"] > 0
         _until(lambda: client.get("/v1/activity").json()["places_taken"] == 2)
-        assert_problem(late.wait(), 504, "deadline")
+        assert assert_problem(late.wait(), 504, "deadline", "deadline_seconds")["limit"] == 1
         assert _busy(client), "the deadline is answered while the device is still busy"
         assert slow.wait().status_code == 200
         assert client.get(f"/v1/sequences/{sequence}").json()["length"] == 0, "a late append is not executed"

@@ -86,6 +86,8 @@ def test_the_map_of_the_last_call_is_drawn(server: LiveServer, client: httpx.Cli
         "cpu",
         "3 of 64 pages",
         "/v1/score",
+        "40 query tokens, the first at the top",
+        "blocks of 128 tokens",
         "4 heads, 40 queries, top 5",
         "insert",
         "topk",

@@ -135,6 +135,8 @@ def test_timings_are_in_the_header_and_the_metadata(client: httpx.Client) -> Non
         ("order=best", "order"),
         ("scores=maybe", "scores"),
         ("top_k=3", "top_k"),
+        ("topk=3&topk=3", "topk"),
+        ("scores=true&topk=3&scores=", "scores"),
     ],
 )
 def test_bad_options_are_named(client: httpx.Client, query: str, argument: str) -> None:
@@ -187,6 +189,34 @@ def test_other_media_types_are_refused(client: httpx.Client) -> None:
     assert_problem(reply, 415, "unsupported-media-type", "Content-Encoding")
     reply = client.post("/v1/score", content=b"x", headers={"Content-Type": BINARY, "Accept": "image/png"})
     assert_problem(reply, 406, "not-acceptable", "Accept")
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        (f"{BINARY};q=0", None),
+        (f"{BINARY};q=0, */*", "application/json"),
+        (f"{BINARY};q=0.2, application/json;q=0.8", "application/json"),
+        (f"{BINARY}; Q=0.9 , application/json;q=0.8", BINARY),
+        (f"application/json, {BINARY}", BINARY),
+        ("application/json, text/plain, */*", "application/json"),
+        ("application/json;q=0, application/*;q=0.1", BINARY),
+        ("*/*;q=0", None),
+        ("application/json;q=much", None),
+        ("*/*;q=0.1", BINARY),
+        ("", BINARY),
+    ],
+)
+def test_the_answer_has_the_form_that_is_preferred(
+    client: httpx.Client, accept: str, wanted: str | None
+) -> None:
+    headers = {"Content-Type": BINARY, "Accept": accept}
+    body = encode_case(random_case(((5, 1),), 1))
+    reply = client.post("/v1/score?scores=false", content=body, headers=headers)
+    if wanted is None:
+        assert_problem(reply, 406, "not-acceptable", "Accept")
+    else:
+        assert (reply.status_code, reply.headers["content-type"]) == (200, wanted)
 
 
 def test_a_body_over_the_limit_is_not_read(client: httpx.Client) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 import numpy as np
 import pytest
@@ -137,6 +139,8 @@ def test_bad_calls_are_named_and_change_nothing(client: httpx.Client) -> None:
         (append_path, binary(encode_container({"index_q": normals(4, 128)}, {})), "index_k"),
         (append_path, binary(encode_container({"index_k": nan}, {"a": "b"})), "metadata"),
         (append_path + "?start=-1", binary(encode_keys(nan)), "start"),
+        (append_path + "?strat=10", binary(encode_keys(normals(4, 128))), "strat"),
+        (append_path + "?start=10&start=11", binary(encode_keys(normals(4, 128))), "start"),
         (score_path, sequences_body(normals(2, 2, 128), [sequence]), "index_q.shape"),
         (score_path, sequences_body(query, [sequence], [3]), "query_lens"),
         (score_path, sequences_body(normals(11, 4, 128), [sequence]), "query_lens[0]"),
@@ -159,6 +163,13 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert reply.headers["allow"] == "GET"
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/"])
+def test_a_head_is_a_get_without_its_body(client: httpx.Client, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(get.content))
+
+
 def test_sequences_are_bounded() -> None:
     with LiveServer("--backend=cpu", "--num-pages=4", "--max-sequences=2") as live, live.client() as client:
         first = make_sequence(client, normals(5, 128))
@@ -167,6 +178,54 @@ def test_sequences_are_bounded() -> None:
         assert_problem(client.post(f"/v1/sequences/{first}/fork"), 409, "too-many-sequences")
         client.delete(f"/v1/sequences/{first}")
         make_sequence(client)
+
+
+def test_a_token_has_its_own_bounds() -> None:
+    flags = ("--backend=cpu", "--num-pages=16", "--max-sequences-per-token=2", "--max-keys-per-token=700")
+    tokens = {"NVFP4_INDEXER_TOKENS": "token-of-one,token-of-another"}
+    with (
+        LiveServer(*flags, environment=tokens) as live,
+        live.client("token-of-one") as one,
+        live.client("token-of-another") as other,
+    ):
+        first = make_sequence(one, normals(300, 128))
+        fork = one.post(f"/v1/sequences/{first}/fork").json()["id"]
+        problem = assert_problem(
+            one.post("/v1/sequences"), 409, "too-many-sequences", "max_sequences_per_token"
+        )
+        assert (problem["value"], problem["limit"]) == (3, 2)
+        body = binary(encode_keys(normals(101, 128)))
+        problem = assert_problem(
+            one.post(f"/v1/sequences/{first}/keys", **body), 409, "too-many-keys", "max_keys_per_token"
+        )
+        assert (problem["value"], problem["limit"]) == (701, 700)
+        assert append(one, first, normals(100, 128)) == 400
+        one.delete(f"/v1/sequences/{fork}")
+        problem = assert_problem(one.post(f"/v1/sequences/{first}/fork"), 409, "too-many-keys")
+        assert one.get(f"/v1/sequences/{first}").json()["length"] == 400
+        assert one.get("/v1/cache").json()["used_pages"] == 4, "what was refused left nothing"
+        for length in (600, 100):
+            make_sequence(other, normals(length, 128))
+        one.delete(f"/v1/sequences/{first}")
+        make_sequence(one, normals(700, 128))
+
+
+def test_a_sequence_that_nobody_uses_expires() -> None:
+    flags = ("--backend=cpu", "--num-pages=16", "--sequence-ttl-seconds=2")
+    with LiveServer(*flags) as live, live.client() as client:
+        query = normals(1, 4, 128)
+        used, idle = make_sequence(client, normals(300, 128)), make_sequence(client, normals(200, 128))
+        end = time.monotonic() + 60
+        while client.get(f"/v1/sequences/{idle}").status_code == 200:
+            assert time.monotonic() < end
+            assert client.post("/v1/sequences/score", **sequences_body(query, [used])).status_code == 200
+            time.sleep(0.05)
+        problem = assert_problem(client.get(f"/v1/sequences/{idle}"), 404, "unknown-sequence", "id")
+        assert "sequence_ttl_seconds" in problem["detail"]
+        cache = client.get("/v1/cache").json()
+        assert [sequence["id"] for sequence in cache["sequences"]] == [used]
+        assert cache["used_pages"] == 3, "its pages are free"
+        assert [event["sequences"] for event in live.events() if event["event"] == "expired"] == [1]
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/info", "/v1/cache", "/v1/activity", "/metrics"])

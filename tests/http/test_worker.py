@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.types import Message
 
+from server.deadline import Deadline
 from server.problems import ProblemError
 from server.worker import Place, Worker
 
@@ -47,8 +48,8 @@ def run(scenario: Callable[[Worker], Awaitable[None]], places: int = 8, max_byte
     asyncio.run(main())
 
 
-def _later(seconds: float) -> float:
-    return time.monotonic() + seconds
+def _later(seconds: float) -> Deadline:
+    return Deadline(seconds)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -86,7 +87,9 @@ def test_a_full_queue_says_when_to_come_back() -> None:
             worker.admit()
         assert raised.value.status == 429
         assert int(raised.value.headers["Retry-After"]) >= 1
-        assert 0 < raised.value.members["retry_after_seconds"] <= 30
+        members = raised.value.members
+        assert 0 < members["retry_after_seconds"] <= 30
+        assert (members["argument"], members["value"], members["limit"]) == ("queue_places", 2, 2)
         places[0].release()
         places[0].release()
         worker.admit()
@@ -103,6 +106,8 @@ def test_bodies_are_bounded_together() -> None:
         with pytest.raises(ProblemError, match="900 bytes of 1000") as raised:
             second.reserve(101)
         assert raised.value.status == 429
+        members = raised.value.members
+        assert (members["argument"], members["value"], members["limit"]) == ("queue_bytes", 1001, 1000)
         second.reserve(100)
         first.release()
         assert worker.bytes_taken == 100
@@ -128,6 +133,9 @@ def test_a_call_past_its_deadline_is_not_run() -> None:
         with pytest.raises(ProblemError) as raised:
             await second.run(lambda: ran.append(1), _later(0.05), _never)
         assert (raised.value.status, raised.value.kind) == (504, "deadline")
+        members = raised.value.members
+        assert (members["argument"], members["limit"]) == ("deadline_seconds", 0.05)
+        assert members["value"] >= 0.05
         second.release()
         assert worker.places_taken == 1
         release.set()
@@ -196,7 +204,7 @@ def test_a_running_call_keeps_its_place_though_its_client_is_gone() -> None:
 def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
     parts: list[str] = []
 
-    def call(place: Place, deadline: float, begun: threading.Event) -> Callable[[], None]:
+    def call(place: Place, deadline: Deadline, begun: threading.Event) -> Callable[[], None]:
         def work() -> None:
             for _ in range(1000):
                 place.check(deadline)

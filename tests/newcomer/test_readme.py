@@ -82,7 +82,6 @@ def test_console_line_runs(line: str, tmp_path: Path, request: pytest.FixtureReq
         for word in (sorted(str(path) for path in ROOT.glob(pattern)) if "*" in pattern else [pattern])
     ]
     files = [tmp_path / word for word in words if word.startswith("out/")]
-    (tmp_path / "out").mkdir()
     words = [str(tmp_path / word) if word.startswith("out/") else word for word in words]
     if "demo" in words:
         words += ["--picture", str(tmp_path / "demo.png")]

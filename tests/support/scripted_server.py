@@ -47,10 +47,16 @@ def problem(status: int, kind: str, headers: dict[str, str] | None = None, **mem
     return lambda _: httpx.Response(status, headers=all_headers, stream=_Stream(json.dumps(content).encode()))
 
 
-def answer(status: int = 200, body: bytes | dict[str, Any] = b"", media_type: str = "") -> Step:
+def answer(
+    status: int = 200,
+    body: bytes | dict[str, Any] = b"",
+    media_type: str = "",
+    headers: dict[str, str] | None = None,
+) -> Step:
     """Any answer."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return lambda _: httpx.Response(status, headers={"content-type": media_type}, stream=_Stream(content))
+    all_headers = {"content-type": media_type, **(headers or {})}
+    return lambda _: httpx.Response(status, headers=all_headers, stream=_Stream(content))
 
 
 def breaks(error: type[httpx.TransportError] = httpx.ReadError) -> Step:
