@@ -86,7 +86,7 @@ def merge_scores(shares: torch.Tensor, requests: Iterable[HeldRequest], scores: 
         scores: ``[H, total_q, S]`` float32, written.
     """
     groups, ranks = shares.shape[:2]
-    by_group = scores.view(groups, -1, *scores.shape[1:])
+    by_group = scores.view(groups, shares.shape[2], *scores.shape[1:])
     first_ranks = torch.zeros(scores.shape[1], dtype=torch.int64, device="cpu")
     for held in requests:
         request = held.request

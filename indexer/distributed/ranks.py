@@ -9,36 +9,42 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from copy import copy
 from datetime import timedelta
 from math import isfinite
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from kernel.errors import InvalidArgumentError, RankLostError
 
+_FIRST_TAG = 0x4E56_0000
+"""Of messages on the host: far from those that a program counts up from 0."""
 _POLL_SECONDS = 2e-5
 _LOST_REMEDY = "start the ranks again and make the scorer anew"
 
+_num_made: Counter[str] = Counter()
+"""Rank groups of this process by the name of their process group: ranks make them in one order."""
+
 
 class RankGroup:
-    """Process groups of its own on the ranks of a given one. Collective: every rank makes it.
+    """The ranks of a process group. Every rank makes it, and sends the same messages.
 
     Args:
-        group: whose ranks; the default group when None.
+        group: the default group when None. It needs Gloo for tensors on the host; tensors on a GPU go over
+            NCCL (RCCL on AMD) if it has that for them, else through the host.
         deadline_seconds: time that ranks get to answer, from when this one asks.
 
     Attributes:
         rank: this one, in the group.
         size: ranks of the group.
         bytes_sent: payload given to the transport so far, to all other ranks together.
-        bytes_received: payload received from them.
+        bytes_received: payload asked of them.
 
     Raises:
-        InvalidArgumentError: there is no process group, or the deadline is no time.
-        RankLostError: ranks are missing.
+        InvalidArgumentError: there is no such process group, or the deadline is no time.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, deadline_seconds: float) -> None:
@@ -53,29 +59,27 @@ class RankGroup:
             raise InvalidArgumentError(
                 "deadline_seconds", deadline_seconds, "must be above 0 and finite", "pass seconds, 30.0 say"
             )
+        self._group = dist.group.WORLD if group is None else group
+        if self._group is None:
+            raise AssertionError("torch.distributed is initialised")
+        backends = dist.get_backend_config(self._group)
+        if "cpu:gloo" not in backends:
+            raise InvalidArgumentError(
+                "group",
+                backends,
+                "must have Gloo for tensors on the host",
+                "call init_process_group('cpu:gloo,cuda:nccl')",
+            )
+        self._over_nccl = "cuda:nccl" in backends
         self.bytes_sent = 0
         self.bytes_received = 0
         self._deadline = timedelta(seconds=deadline_seconds)
-        self._global_ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+        self._global_ranks = dist.get_process_group_ranks(self._group)
         self.rank = self._global_ranks.index(dist.get_rank())
         self.size = len(self._global_ranks)
         self._lost: RankLostError | None = None
-        self._host = self._new_group("gloo")
-        self._device: dist.ProcessGroup | None = None
-
-    def use_device(self, device: torch.device) -> None:
-        """Let :meth:`gather` send between GPUs, over NCCL (RCCL on AMD). Collective."""
-        if device.type == "cuda":
-            self._device = self._new_group("nccl")
-
-    def close(self) -> None:
-        """Leave the groups; every later message raises :class:`RankLostError`."""
-        if self._lost is None:
-            self._lost = RankLostError((self.rank,), "this rank closed its scorer", _LOST_REMEDY)
-        for group in (self._device, self._host):
-            if group is not None:
-                dist.destroy_process_group(group)
-        self._device = None
+        self._tag = _FIRST_TAG + _num_made[self._group.group_name]
+        _num_made[self._group.group_name] += 1
 
     def gather(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
         """Send a payload to every other rank, and write what every rank sends.
@@ -89,34 +93,37 @@ class RankGroup:
         """
         if self._lost is not None:
             raise copy(self._lost)
-        if self._device is not None and payload.device.type == "cuda":
+        gathered[self.rank] = payload
+        if not payload.numel() or self.size == 1:
+            return
+        self.bytes_sent += (self.size - 1) * payload.nbytes
+        self.bytes_received += (self.size - 1) * payload.nbytes
+        if payload.device.type == "cpu":
+            self._gather_on_host(payload, gathered)
+        elif self._over_nccl:
             self._gather_on_device(payload, gathered)
         else:
-            self._gather_on_host(payload, gathered)
+            on_host = torch.empty_like(gathered, device="cpu")
+            self._gather_on_host(payload.cpu(), on_host)
+            gathered.copy_(on_host)
 
     def _gather_on_host(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
-        gathered[self.rank] = payload
-        if not payload.numel():
-            return
         end = time.monotonic() + self._deadline.total_seconds()
         failures: dict[int, str] = {}
         waiting: list[tuple[int, dist.Work]] = []
-        others = [rank for rank in range(self.size) if rank != self.rank]
-        for rank in others:
-            peer = self._global_ranks[rank]
+        for rank, peer in enumerate(self._global_ranks):
+            if rank == self.rank:
+                continue
             try:
-                received = dist.irecv(gathered[rank], src=peer, group=self._host)
-                sent = dist.isend(payload, dst=peer, group=self._host)
-                self.bytes_sent += payload.nbytes
-                self.bytes_received += payload.nbytes
+                received = dist.irecv(gathered[rank], src=peer, group=self._group, tag=self._tag)
+                sent = dist.isend(payload, dst=peer, group=self._group, tag=self._tag)
             except RuntimeError as error:
                 failures[rank] = str(error)
                 continue
             waiting += [(rank, work) for work in (received, sent) if work is not None]
         for rank, work in waiting:
-            left = max(end - time.monotonic(), 0.001)
             try:
-                work.wait(timedelta(seconds=left))
+                work.wait(timedelta(seconds=max(end - time.monotonic(), 0.001)))
             except RuntimeError as error:
                 failures.setdefault(rank, str(error))
         if failures:
@@ -124,9 +131,7 @@ class RankGroup:
             raise copy(self._lost)
 
     def _gather_on_device(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
-        dist.all_gather_into_tensor(gathered, payload, group=self._device)
-        self.bytes_sent += (self.size - 1) * payload.nbytes
-        self.bytes_received += (self.size - 1) * payload.nbytes
+        dist.all_gather_into_tensor(gathered, payload, group=self._group)
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done.record(torch.cuda.current_stream(payload.device))
         end = time.monotonic() + self._deadline.total_seconds()
@@ -139,31 +144,18 @@ class RankGroup:
                 raise copy(self._lost)
             time.sleep(_POLL_SECONDS)
 
-    def _new_group(self, backend: str) -> dist.ProcessGroup:
-        try:
-            group = dist.new_group(
-                self._global_ranks,
-                timeout=self._deadline,
-                backend=backend,
-                use_local_synchronization=len(self._global_ranks) < dist.get_world_size(),
-            )
-        except RuntimeError as error:
-            reason = f"one of {self._global_ranks} did not come in time ({_first_line(error)})"
-            raise RankLostError((), reason, _LOST_REMEDY) from error
-        return cast("dist.ProcessGroup", group)
-
 
 def _lost(failures: dict[int, str], deadline: timedelta) -> RankLostError:
-    # What this rank gave up itself says nothing about the others.
-    ended = tuple(rank for rank, text in failures.items() if not re.search("(?i)timed ?out|timeout", text))
-    if ended:
-        return RankLostError(tuple(sorted(ended)), "its connection ended", _LOST_REMEDY)
-    return RankLostError(tuple(sorted(failures)), _late(deadline), _LOST_REMEDY)
+    ranks = tuple(sorted(failures))
+    late = [rank for rank in ranks if re.search("(?i)timed ?out|timeout", failures[rank])]
+    ended = [rank for rank in ranks if rank not in late]
+    if late and ended:
+        # Perhaps the one gave up on the other: only its owner knows.
+        reason = f"the connection to {', '.join(map(str, ended))} ended, {_late(deadline)} from the rest"
+    else:
+        reason = _late(deadline) if late else "its connection ended"
+    return RankLostError(ranks, reason, _LOST_REMEDY)
 
 
 def _late(deadline: timedelta) -> str:
     return f"no answer within {deadline.total_seconds():g} s"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:200]

@@ -63,7 +63,7 @@ class DistributedIndexScorer(IndexScorer):
     Args:
         config: as of an :class:`IndexScorer`, the same on all ranks; ``num_index_heads`` are those of all
             head groups, ``num_pages`` the pages of each rank, ``device`` that of this rank.
-        group: the ranks; the default group when None. Groups of its own are made on them.
+        group: the ranks; the default group when None. See :class:`indexer.distributed.ranks.RankGroup`.
         head_groups: groups of ranks that share the heads out: divides ``num_index_heads`` and the ranks.
         deadline_seconds: time that the slowest rank may take longer than this one for a call.
 
@@ -92,17 +92,12 @@ class DistributedIndexScorer(IndexScorer):
             lambda: self._cache.allocator.num_free,
         )
         self._striped: dict[int, _Striped] = {}
-        try:
-            with self._agreement.settled("construct", changes=True) as statement:
-                super().__init__(config)
-                heads = self.config.num_index_heads
-                self._division = Division.of(self._ranks.rank, self._ranks.size, heads, head_groups)
-                self._share = ShareScorer(self._backend, self.pages, self._lut)
-                statement.says(self.backend)
-            self._ranks.use_device(self.device)
-        except BaseException:
-            self._ranks.close()
-            raise
+        with self._agreement.settled("construct", changes=True) as statement:
+            super().__init__(config)
+            heads = self.config.num_index_heads
+            self._division = Division.of(self._ranks.rank, self._ranks.size, heads, head_groups)
+            self._share = ShareScorer(self._backend, self.pages, self._lut)
+            statement.says(self.backend)
 
     @property
     def context_ranks(self) -> int:
@@ -123,11 +118,6 @@ class DistributedIndexScorer(IndexScorer):
     def bytes_received(self) -> int:
         """Bytes that this rank has received from all others together."""
         return self._ranks.bytes_received
-
-    def close(self) -> None:
-        """Leave the process groups; every later call raises :class:`kernel.errors.RankLostError`."""
-        with self._lock:
-            self._ranks.close()
 
     def sequence_length(self, seq: int) -> int:
         """Tokens of a sequence on all ranks.
