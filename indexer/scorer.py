@@ -84,6 +84,11 @@ class IndexScorer:
         return self._cache.pages
 
     @property
+    def num_pages(self) -> int:
+        """Pages of the cache."""
+        return self._cache.allocator.num_pages
+
+    @property
     def num_free_pages(self) -> int:
         """Pages that no sequence holds."""
         return self._cache.allocator.num_free

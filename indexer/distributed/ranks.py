@@ -42,6 +42,7 @@ class RankGroup:
         size: ranks of the group.
         bytes_sent: payload given to the transport so far, to all other ranks together.
         bytes_received: payload asked of them.
+        lost: the error that every later message raises; None as long as all ranks answer.
 
     Raises:
         InvalidArgumentError: there is no such process group, or the deadline is no time.
@@ -77,7 +78,7 @@ class RankGroup:
         self._global_ranks = dist.get_process_group_ranks(self._group)
         self.rank = self._global_ranks.index(dist.get_rank())
         self.size = len(self._global_ranks)
-        self._lost: RankLostError | None = None
+        self.lost: RankLostError | None = None
         self._tag = _FIRST_TAG + _num_made[self._group.group_name]
         _num_made[self._group.group_name] += 1
 
@@ -91,8 +92,8 @@ class RankGroup:
         Raises:
             RankLostError: a rank ended, or did not send its own by the deadline.
         """
-        if self._lost is not None:
-            raise copy(self._lost)
+        if self.lost is not None:
+            raise copy(self.lost)
         gathered[self.rank] = payload
         if not payload.numel() or self.size == 1:
             return
@@ -127,8 +128,8 @@ class RankGroup:
             except RuntimeError as error:
                 failures.setdefault(rank, str(error))
         if failures:
-            self._lost = _lost(failures, self._deadline)
-            raise copy(self._lost)
+            self.lost = _lost(failures, self._deadline)
+            raise copy(self.lost)
 
     def _gather_on_device(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
         dist.all_gather_into_tensor(gathered, payload, group=self._group)
@@ -140,8 +141,8 @@ class RankGroup:
             if time.monotonic() > end:
                 # Names those that ended.
                 self._gather_on_host(torch.zeros(1), torch.zeros(self.size, 1))
-                self._lost = RankLostError((), _late(self._deadline), _LOST_REMEDY)
-                raise copy(self._lost)
+                self.lost = RankLostError((), _late(self._deadline), _LOST_REMEDY)
+                raise copy(self.lost)
             time.sleep(_POLL_SECONDS)
 
 

@@ -26,7 +26,7 @@ from kernel.backends.base import Order
 from kernel.batch import Request, causal_blocks
 from kernel.checks import check_finite, check_tensor
 from kernel.contract import HEAD_DIM
-from kernel.errors import UnknownSequenceError
+from kernel.errors import RankLostError, UnknownSequenceError
 from kernel.scalars import as_int
 
 _PROTOCOL = 1
@@ -103,6 +103,16 @@ class DistributedIndexScorer(IndexScorer):
     def context_ranks(self) -> int:
         """Ranks that the blocks of a sequence go round."""
         return self._division.context_ranks
+
+    @property
+    def lost(self) -> RankLostError | None:
+        """Why no call can be made any more; None as long as all ranks answer."""
+        return self._ranks.lost
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the context ranks together."""
+        return self.context_ranks * super().num_pages
 
     @property
     def num_free_pages(self) -> int:

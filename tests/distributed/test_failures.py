@@ -64,7 +64,7 @@ def end_in(rank: Rank, name: str, victim: int, moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "scoring":
-        scorer._share.pieces = end  # type: ignore[method-assign]
+        scorer._share.pieces = end  # type: ignore[method-assign, assignment]
     elif moment == "inserting":
         scorer._backend.insert = end  # type: ignore[method-assign]
     else:  # its header is sent, its candidates are not
