@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import torch.distributed as dist
 
 from indexer import IndexerConfig
 from indexer.distributed.traffic import HEADER_BYTES, candidate_bytes, share_bytes
+from tests.benchmarks.scaling_model import table
 from tests.distributed.test_same_bytes import values
 from tests.support import rank_calls
 from tests.support.rank_pool import Rank, RankPool
 
 TOKENS, QUERIES = 1500, 37
+PERFORMANCE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 
 
 def counted(rank: Rank, name: str, method: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -64,3 +67,7 @@ def test_the_formula() -> None:
     assert candidate_bytes(16) == 128
     assert share_bytes(8192, 8) == 4096
     assert share_bytes(12, 5) == 12
+
+
+def test_the_prediction_that_the_documents_show_is_the_models() -> None:
+    assert "\n".join(table()) in PERFORMANCE.read_text()
