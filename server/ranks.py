@@ -12,6 +12,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -169,8 +170,9 @@ class Followers:
         self._ending = True
         for calls in self._calls:
             calls.put(None)
+        deadline = time.monotonic() + _END_SECONDS
         for process in self._processes:
-            process.join(_END_SECONDS)
+            process.join(max(deadline - time.monotonic(), 0.0))
             if process.is_alive():
                 process.kill()
                 process.join()

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from copy import copy
 from datetime import timedelta
-from math import isfinite
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from kernel.errors import InvalidArgumentError, RankLostError
 
 _FIRST_TAG = 0x4E56_0000
 """Of messages on the host: far from those that a program counts up from 0."""
+_MAX_SECONDS = 86400
 _POLL_SECONDS = 2e-5
 _LOST_REMEDY = "start the ranks again and make the scorer anew"
 
@@ -56,9 +56,12 @@ class RankGroup:
                 "torch.distributed is not initialised",
                 "start the program with torchrun and call torch.distributed.init_process_group() first",
             )
-        if not isfinite(deadline_seconds) or deadline_seconds <= 0:
+        if not isinstance(deadline_seconds, (int, float)) or not 0 < deadline_seconds < _MAX_SECONDS:
             raise InvalidArgumentError(
-                "deadline_seconds", deadline_seconds, "must be above 0 and finite", "pass seconds, 30.0 say"
+                "deadline_seconds",
+                repr(deadline_seconds),
+                f"must be a number above 0 and below {_MAX_SECONDS}",
+                "pass seconds, 30.0 say",
             )
         self._group = dist.group.WORLD if group is None else group
         if self._group is None:
@@ -140,7 +143,8 @@ class RankGroup:
         while not done.query():
             if time.monotonic() > end:
                 # Names those that ended.
-                self._gather_on_host(torch.zeros(1), torch.zeros(self.size, 1))
+                probe = torch.zeros((self.size, 1), dtype=torch.uint8, device="cpu")
+                self._gather_on_host(probe[self.rank].clone(), probe)
                 self.lost = RankLostError((), _late(self._deadline), _LOST_REMEDY)
                 raise copy(self.lost)
             time.sleep(_POLL_SECONDS)

@@ -1,6 +1,7 @@
 """A prediction, not a measurement: calls of a million tokens on 1 to 8 MI355X.
 
-``python -m tests.benchmarks.scaling_model`` prints the table that docs/performance.md shows. The rates are assumptions, named below; the bytes are those of :mod:`indexer.distributed.traffic`.
+``python -m tests.benchmarks.scaling_model`` prints the table that docs/performance.md shows. The rates are
+assumptions, named below; the bytes are those of :mod:`indexer.distributed.traffic`.
 """
 
 from __future__ import annotations

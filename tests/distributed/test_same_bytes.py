@@ -110,7 +110,8 @@ def test_ragged_batches(worlds: Worlds, script: list[Step]) -> None:
 
 
 @pytest.mark.nightly
-@settings(max_examples=250)
+@pytest.mark.timeout(1800)
+@settings(max_examples=40)
 @given(scripts(most_tokens=9000, most_queries=1400))
 def test_many_ragged_batches(worlds: Worlds, script: list[Step]) -> None:
     worlds.check(script)
