@@ -10,9 +10,9 @@ from indexer import IndexerConfig, IndexScorer
 from tests.support import rank_calls
 from tests.support.rank_pool import RankPool
 
-DIVISIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2))
+DIVISIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2))
 """(ranks, head groups)."""
-NUM_PAGES = 256
+CONFIG = IndexerConfig(4, 256, topk_blocks=4, local_blocks=0, backend="cpu")
 
 
 class Worlds:
@@ -53,4 +53,4 @@ def pool() -> Iterator[RankPool]:
 @pytest.fixture(scope="session")
 def worlds(pool: RankPool) -> Worlds:
     """Scorers of four heads on every division."""
-    return Worlds(pool, IndexerConfig(4, NUM_PAGES, topk_blocks=4, local_blocks=0, backend="cpu"))
+    return Worlds(pool, CONFIG)

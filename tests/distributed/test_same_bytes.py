@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from indexer import IndexerConfig
+from indexer import IndexerConfig, IndexScorer
 from indexer.case import Case, read_case
-from tests.distributed.conftest import Worlds
-from tests.support.rank_calls import Step
+from tests.distributed.conftest import CONFIG, DIVISIONS, Worlds
+from tests.support.rank_calls import Step, assert_same_outcomes, played
 from tests.support.rank_pool import RankPool
 from tests.support.real_cases import CODE, CUT, more_case
+from tests.support.scorer_state import assert_consistent
+from tests.support.thread_ranks import ThreadRanks
 
 HEADS = 4
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -103,10 +106,46 @@ def _score(draw: Any, lengths: list[int], most_queries: int) -> Step:
     return Step("score", tuple(places), values(total_q, total_q, HEADS, 128), options)
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(scripts())
 def test_ragged_batches(worlds: Worlds, script: list[Step]) -> None:
     worlds.check(script)
+
+
+class Threads:
+    """The one scorer, and scorers whose ranks are threads on every division, with small chunks and pieces."""
+
+    def __init__(self) -> None:
+        self.single = IndexScorer(CONFIG)
+        self.divided = [
+            (f"{ranks} ranks, {groups} head groups", ThreadRanks(CONFIG, ranks, groups))
+            for ranks, groups in (*DIVISIONS, (2, 2), (5, 1), (8, 2))
+        ]
+
+    def check(self, script: list[Step]) -> None:
+        """As :meth:`Worlds.check`; afterwards no rank holds anything."""
+        expected = played(self.single, script)
+        for name, ranks in self.divided:
+            for outcome in ranks.run(lambda scorer: played(scorer, script)):
+                assert_same_outcomes(outcome, expected, name)
+            for scorer in ranks.scorers:
+                assert_consistent(scorer)
+                assert not scorer.pages.any(), "everything was dropped"
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[Threads]:
+    """Chunks of 100 tokens, pieces of some hundred cells."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("indexer.distributed.share.CHUNK_TOKENS", 100)
+        patch.setattr("indexer.distributed.share.PIECE_CELLS", 3000)
+        yield Threads()
+
+
+@settings(max_examples=15)
+@given(scripts())
+def test_ragged_batches_on_threads(threads: Threads, script: list[Step]) -> None:
+    threads.check(script)
 
 
 @pytest.mark.nightly
@@ -155,8 +194,8 @@ def test_nothing_to_score(worlds: Worlds) -> None:
 
 def test_a_chunk_that_many_blocks_of_others_lie_in(worlds: Worlds) -> None:
     """More queries than one chunk has, all of the sequence among them: the first blocks are partly unseen."""
-    script = [Step("add_sequence"), Step("append_keys", (0,), values(0, 2600, 128))]
-    for queries in (2600, 1025):
+    script = [Step("add_sequence"), Step("append_keys", (0,), values(0, 1300, 128))]
+    for queries in (1300, 1025):
         options = {"return_scores": queries % 2 == 0}
         script.append(Step("score", (0,), values(queries, queries, HEADS, 128), options))
     worlds.check(script)
