@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from indexer import IndexerConfig, IndexScorer
 from indexer.case import Case, read_case
+from kernel.backends import registry
 from tests.distributed.conftest import CONFIG, DIVISIONS, Worlds
 from tests.support.rank_calls import Step, assert_same_outcomes, played
 from tests.support.rank_pool import RankPool
@@ -220,6 +221,21 @@ def test_the_oracle_as_backend(pool: RankPool) -> None:
         for queries in (1, 20, 140)
     ]
     Worlds(pool, config, ((3, 1), (4, 2))).check(script)
+
+
+@pytest.mark.nightly
+def test_the_gfx950_kernel_on_the_simulated_device() -> None:
+    found = registry.status("flydsl-sim")
+    if not found.usable:
+        pytest.skip(found.reason)
+    config = IndexerConfig(4, 8, topk_blocks=2, local_blocks=0, backend="flydsl-sim")
+    script = [Step("add_sequence"), Step("append_keys", (0,), values(0, 700, 128))]
+    for queries in (20, 3):
+        options = {"return_scores": queries == 20}
+        script.append(Step("score", (0,), values(queries, queries, HEADS, 128), options))
+    expected = played(IndexScorer(config), script)
+    for outcome in ThreadRanks(config, 2, 1).run(lambda scorer: played(scorer, script)):
+        assert_same_outcomes(outcome, expected, "flydsl-sim")
 
 
 def test_refusals_have_the_words_of_one_scorer(worlds: Worlds) -> None:
