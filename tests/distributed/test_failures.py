@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from indexer import IndexerConfig
-from indexer.distributed import ranks as ranks_module
+from indexer.distributed.ranks import RankGroup
 from kernel.errors import (
     InvalidArgumentError,
     OutOfPagesError,
@@ -241,7 +242,25 @@ def test_ranks_that_cannot_be_divided(pool: RankPool) -> None:
 
 def test_without_a_process_group() -> None:
     with pytest.raises(InvalidArgumentError, match="torchrun"):
-        ranks_module.RankGroup(None, 1.0)
+        RankGroup(None, 1.0)
+
+
+def attempt_groups(rank: Rank) -> list[str]:
+    """What groups and deadlines that cannot be used are refused with."""
+    refusals = []
+    for deadline in (0, -1.0, float("nan"), float("inf"), "soon"):
+        with pytest.raises(InvalidArgumentError) as refusal:
+            RankGroup(None, deadline)  # type: ignore[arg-type]
+        refusals.append(refusal.value.argument)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_backend_config", lambda _: "cuda:nccl")
+        with pytest.raises(InvalidArgumentError, match="must have Gloo") as refusal:
+            RankGroup(None, 1.0)
+    return [*refusals, refusal.value.argument]
+
+
+def test_groups_and_deadlines_that_cannot_be_used(pool: RankPool) -> None:
+    assert pool.run(attempt_groups, ranks=[0]) == [["deadline_seconds"] * 5 + ["group"]]
 
 
 def test_growing_sequences_stay_balanced_over_ranks(pool: RankPool) -> None:
