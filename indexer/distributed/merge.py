@@ -33,14 +33,13 @@ def best_candidates(
     candidates = torch.full(shape, ABSENT, dtype=torch.int64, device=backend.device)
     for piece in pieces:
         heads, tokens, columns = piece.scores.shape
-        # A row that sees no block held has -inf in its first column: one is read, and is no candidate.
+        # Of a row that sees no block held one column is read all the same: its block lies past the row's nb.
         num_held = (piece.num_blocks - piece.phases + context_ranks - 1) // context_ranks
         found = torch.empty((heads, tokens, shape[2]), dtype=torch.int32, device=backend.device)
         backend.topk(piece.scores, num_held.clamp(1, columns).to(torch.int32), found, "score")
         cells = piece.scores.gather(2, found.clamp(min=0).long())
         blocks = piece.phases[:, None] + context_ranks * found
-        num_blocks = piece.num_blocks[:, None]
-        blocks = torch.where((found < 0) | (cells == -torch.inf), num_blocks, blocks)
+        blocks = torch.where(found < 0, piece.num_blocks[:, None], blocks)
         limits = piece.num_blocks.expand(heads, -1).flatten()
         packed = pack_blocks(cells.flatten(0, 1), blocks.flatten(0, 1), limits)
         candidates[:, piece.tokens] = packed.view(heads, tokens, -1)
