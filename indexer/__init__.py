@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from indexer.case import Case
     from indexer.config import IndexerConfig
+    from indexer.distributed import DistributedIndexScorer
     from indexer.result import ScoreResult
     from indexer.scorer import IndexScorer
     from kernel.errors import (
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
         IndexerError,
         InvalidArgumentError,
         OutOfPagesError,
+        RankDisagreementError,
+        RankError,
+        RankLostError,
         UnknownSequenceError,
     )
 
@@ -26,11 +30,15 @@ __all__ = [
     "BackendUnavailableError",
     "Case",
     "CaseFileError",
+    "DistributedIndexScorer",
     "IndexScorer",
     "IndexerConfig",
     "IndexerError",
     "InvalidArgumentError",
     "OutOfPagesError",
+    "RankDisagreementError",
+    "RankError",
+    "RankLostError",
     "ScoreResult",
     "UnknownSequenceError",
 ]
@@ -39,11 +47,15 @@ _MODULES = {
     "BackendUnavailableError": "kernel.errors",
     "Case": "indexer.case",
     "CaseFileError": "kernel.errors",
+    "DistributedIndexScorer": "indexer.distributed",
     "IndexScorer": "indexer.scorer",
     "IndexerConfig": "indexer.config",
     "IndexerError": "kernel.errors",
     "InvalidArgumentError": "kernel.errors",
     "OutOfPagesError": "kernel.errors",
+    "RankDisagreementError": "kernel.errors",
+    "RankError": "kernel.errors",
+    "RankLostError": "kernel.errors",
     "ScoreResult": "indexer.result",
     "UnknownSequenceError": "kernel.errors",
 }

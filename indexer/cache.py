@@ -7,7 +7,8 @@ bytes of a page's tokens past its sequence's length.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -75,7 +76,14 @@ class PagedKeyCache:
 
     def add(self) -> int:
         """Make an empty sequence. Ids are never used twice."""
-        return self._adopt(_Sequence(), self.allocator.savepoint())
+        with self.adding() as seq:
+            return seq
+
+    @contextmanager
+    def adding(self) -> Iterator[int]:
+        """As :meth:`add`, undone when the body raises."""
+        with self._adopted(_Sequence(), self.allocator.savepoint()) as seq:
+            yield seq
 
     def append(self, seq: int, keys: torch.Tensor) -> None:
         """Append keys ``[n, 128]`` to a sequence. An exception leaves all as it was.
@@ -89,18 +97,19 @@ class PagedKeyCache:
             InvalidArgumentError: the sequence would exceed the longest context, or a key is not finite.
             OutOfPagesError: too few free pages.
         """
+        with self.appending(seq, keys):
+            pass
+
+    @contextmanager
+    def appending(self, seq: int, keys: torch.Tensor) -> Iterator[None]:
+        """As :meth:`append`, undone when the body raises. The body changes nothing else of the cache."""
         sequence = self._get(seq)
         start, end = sequence.length, sequence.length + keys.shape[0]
-        if end > MAX_SEQ_LEN:
-            raise InvalidArgumentError(
-                "k.shape[0]",
-                keys.shape[0],
-                f"the sequence holds {start} tokens and may hold {MAX_SEQ_LEN}",
-                "start another sequence",
-            )
+        check_room(start, keys.shape[0])
         check_finite("k", keys)  # not before: only now is their number known to be one that can be read
         keys = keys.detach().contiguous()
         if end == start:
+            yield
             return
         num_blocks = len(sequence.pages)
         partial = sequence.pages[-1:] if start % BLOCK_TOKENS else array("i")
@@ -116,6 +125,7 @@ class PagedKeyCache:
             sequence.pages.extend(fresh)
             self._backend.insert(keys, self.pages, self._slots(sequence, start, end))
             sequence.length = end
+            yield
         except BaseException:
             sequence.length = start
             sequence.pages[num_blocks - len(partial) :] = partial
@@ -131,9 +141,20 @@ class PagedKeyCache:
         Raises:
             UnknownSequenceError: not a live sequence.
         """
+        with self.forking(seq) as fork:
+            return fork
+
+    @contextmanager
+    def forking(self, seq: int) -> Iterator[int]:
+        """As :meth:`fork`, undone when the body raises. The body changes nothing else of the cache."""
         parent = self._get(seq)
         savepoint = self.allocator.savepoint(touching=parent.pages)
-        return self._adopt(_Sequence(parent.length, parent.pages[:]), savepoint)
+        with self._adopted(_Sequence(parent.length, parent.pages[:]), savepoint) as fork:
+            yield fork
+
+    def own_pages(self, seq: int) -> int:
+        """Pages that no other sequence holds: those that :meth:`free` frees."""
+        return sum(self.allocator.ref_count(page) == 1 for page in self._get(seq).pages)
 
     def free(self, seq: int) -> None:
         """Drop a sequence; pages that no other one holds are zeroed and become free.
@@ -162,13 +183,14 @@ class PagedKeyCache:
             raise UnknownSequenceError(seq)
         return self._sequences[number]
 
-    def _adopt(self, sequence: _Sequence, savepoint: Savepoint) -> int:
+    @contextmanager
+    def _adopted(self, sequence: _Sequence, savepoint: Savepoint) -> Iterator[int]:
         seq = self._next_id
         try:
             self.allocator.share(sequence.pages)
             self._sequences[seq] = sequence
             self._next_id = seq + 1
-            return seq
+            yield seq
         except BaseException:
             self._next_id = seq
             self._sequences.pop(seq, None)
@@ -197,6 +219,17 @@ class PagedKeyCache:
     def _zero_tokens(self, page: int, first_token: int) -> None:
         codes_of(self.pages[page])[first_token:].zero_()
         scales_of(self.pages[page])[first_token:].zero_()
+
+
+def check_room(length: int, added: int) -> None:
+    """Refuse keys that would make a sequence longer than the longest context."""
+    if length + added > MAX_SEQ_LEN:
+        raise InvalidArgumentError(
+            "k.shape[0]",
+            added,
+            f"the sequence holds {length} tokens and may hold {MAX_SEQ_LEN}",
+            "start another sequence",
+        )
 
 
 def _zero_pages(num_pages: int, device: torch.device) -> torch.Tensor:

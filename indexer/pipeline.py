@@ -41,7 +41,7 @@ def score_and_select(
     """
     device = batch.pages.device
     if return_scores and scores is None:
-        scores = allocate_scores(batch)
+        scores = allocate_scores((batch.num_heads, batch.total_q, batch.num_score_blocks), device)
     num_blocks = batch.num_blocks_per_query().to(device)
     shape = (batch.num_heads, batch.total_q, topk)
     block_ids = torch.full(shape, -1, dtype=torch.int32, device=device)
@@ -51,7 +51,7 @@ def score_and_select(
                 backend.select(batch, block_ids, order)
         else:
             with times.stage("score"):
-                _score(backend, batch, scores)
+                score_requests(backend, batch, scores)
             with times.stage("topk"):
                 backend.topk(scores, num_blocks, block_ids, order)
     except MemoryError as error:
@@ -71,7 +71,8 @@ def score_and_select(
     )
 
 
-def _score(backend: Backend, batch: ScoreBatch, scores: torch.Tensor) -> None:
+def score_requests(backend: Backend, batch: ScoreBatch, scores: torch.Tensor) -> None:
+    """Score a batch into ``[H, total_q, S]`` float32, each request by the operation made for its length."""
     decode = [request for request in batch.requests if 0 < request.query_len <= MAX_DECODE_QUERIES]
     prefill = [request for request in batch.requests if request.query_len > MAX_DECODE_QUERIES]
     if decode:

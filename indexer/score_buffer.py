@@ -5,19 +5,16 @@ from __future__ import annotations
 import torch
 
 from indexer.device_memory import memory_bytes
-from kernel.batch import ScoreBatch
 from kernel.errors import InvalidArgumentError
 
 
-def allocate_scores(batch: ScoreBatch) -> torch.Tensor:
-    """A buffer ``[H, total_q, S]`` float32 of the least ``S``, unwritten.
+def allocate_scores(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    """A buffer ``[H, total_q, S]`` float32, unwritten.
 
     Raises:
         InvalidArgumentError: it is larger than the device's memory, or than what is free of it.
     """
-    shape = (batch.num_heads, batch.total_q, batch.num_score_blocks)
     size = 4 * shape[0] * shape[1] * shape[2]
-    device = batch.pages.device
     if size > memory_bytes(device):
         raise _too_large(shape, size, device)
     try:

@@ -15,6 +15,7 @@ from indexer.config import IndexerConfig
 from indexer.pipeline import score_and_select
 from indexer.ragged import ragged_requests
 from indexer.result import ScoreResult
+from indexer.score_call import ScoreCall
 from indexer.stages import StageTimes
 from kernel.backends import registry
 from kernel.backends.base import Order
@@ -35,8 +36,8 @@ from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import as_pages, blocks_of
 from kernel.scalars import check_bool
 
-_KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_QUERY_DTYPES = (*_KEY_DTYPES, torch.float8_e4m3fn)
+KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)
 
 
 class IndexScorer:
@@ -83,6 +84,11 @@ class IndexScorer:
         return self._cache.pages
 
     @property
+    def num_pages(self) -> int:
+        """Pages of the cache."""
+        return self._cache.allocator.num_pages
+
+    @property
     def num_free_pages(self) -> int:
         """Pages that no sequence holds."""
         return self._cache.allocator.num_free
@@ -126,7 +132,7 @@ class IndexScorer:
             OutOfPagesError: too few free pages; says how many are missing.
         """
         with self._lock:
-            check_tensor("k", k, dtypes=_KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
+            check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
             self._cache.append(seq, k)
 
     def fork_sequence(self, seq: int) -> int:
@@ -184,34 +190,26 @@ class IndexScorer:
         with self._lock:
             times = StageTimes(self.device)
             with times.stage("check"):
-                if not isinstance(sequences, (list, tuple)):
-                    raise InvalidArgumentError(
-                        "sequences",
-                        type(sequences).__name__,
-                        "must be a list or a tuple of ids",
-                        "pass [sequence], or call .tolist()",
-                    )
-                check_bool("return_scores", return_scores)
-                seq_lens = [self._cache.length(seq) for seq in sequences]
-                init, local = self._forced_blocks(init_blocks, local_blocks)
-                k, ids_order = self._selection(topk, order)
-                self._check_query(q)
-                requests = ragged_requests(q.shape[0], seq_lens, query_lens)
+                forced = self._forced_blocks(init_blocks, local_blocks)
+                selection = self._selection(topk, order)
+                call = self._checked_call(q, sequences, query_lens, selection, forced, return_scores)
                 block_table = self._cache.block_tables(sequences)
-                # Only now is their number known to be one whose memory may be read.
-                check_finite("q", q)
-            q = self._quantized(q, times)
             batch = ScoreBatch(
-                q=q,
+                q=self._quantized(q, times),
                 pages=self.pages,
                 block_table=block_table,
                 lut=self._lut,
-                requests=requests,
-                init_blocks=init,
-                local_blocks=local,
+                requests=call.requests,
+                init_blocks=call.init_blocks,
+                local_blocks=call.local_blocks,
             )
             return score_and_select(
-                self._backend, batch, topk=k, order=ids_order, times=times, return_scores=return_scores
+                self._backend,
+                batch,
+                topk=call.topk,
+                order=call.order,
+                times=times,
+                return_scores=call.return_scores,
             )
 
     def score_paged(
@@ -291,6 +289,31 @@ class IndexScorer:
                 return_scores=return_scores,
                 scores=scores,
             )
+
+    def _checked_call(
+        self,
+        q: torch.Tensor,
+        sequences: Sequence[int],
+        query_lens: Sequence[int] | NDArray[np.integer[Any]] | None,
+        selection: tuple[int, Order],
+        forced_blocks: tuple[int, int],
+        return_scores: bool,
+    ) -> ScoreCall:
+        """Check the arguments of :meth:`score`, of which ``selection`` and ``forced_blocks`` already are."""
+        if not isinstance(sequences, (list, tuple)):
+            raise InvalidArgumentError(
+                "sequences",
+                type(sequences).__name__,
+                "must be a list or a tuple of ids",
+                "pass [sequence], or call .tolist()",
+            )
+        check_bool("return_scores", return_scores)
+        seq_lens = [self.sequence_length(seq) for seq in sequences]
+        self._check_query(q)
+        requests = ragged_requests(q.shape[0], seq_lens, query_lens)
+        # Only now is their number known to be one whose memory may be read.
+        check_finite("q", q)
+        return ScoreCall(tuple(sequences), requests, *selection, *forced_blocks, return_scores)
 
     def _forced_blocks(self, init_blocks: int | None, local_blocks: int | None) -> tuple[int, int]:
         init = self.config.init_blocks if init_blocks is None else init_blocks

@@ -110,6 +110,31 @@ class LaunchError(IndexerError, RuntimeError):
         self.name = name
 
 
+class RankError(IndexerError, RuntimeError):
+    """Base of the errors that are about ranks of a process group; the message names them.
+
+    Every rank raises it, and none has changed anything.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], reason: str, remedy: str) -> None:
+        names = ", ".join(map(str, ranks)) or "unknown"
+        super().__init__(f"rank {names}: {reason}; {remedy}")
+        self.ranks = ranks
+        self.reason = reason
+        self.remedy = remedy
+
+
+class RankDisagreementError(RankError):
+    """Ranks made different calls, were configured differently, or one of them refused the call.
+
+    The next call that all of them make alike succeeds.
+    """
+
+
+class RankLostError(RankError):
+    """Ranks ended or did not answer by the deadline. Every later call raises it again."""
+
+
 def _restored(error_type: type[IndexerError], arguments: tuple[object, ...]) -> IndexerError:
     # Without the constructor: what it set comes with the state.
     return error_type.__new__(error_type, *arguments)

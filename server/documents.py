@@ -30,6 +30,11 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "needed_pages": {"type": "integer", "description": "Pages that the call needs, for out-of-pages."},
         "free_pages": {"type": "integer", "description": "Pages that are free, for out-of-pages."},
         "missing_pages": {"type": "integer", "description": "Pages to free, for out-of-pages."},
+        "ranks": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "Ranks that ended, for rank-lost.",
+        },
         "length": {"type": "integer", "description": "Tokens that the sequence holds, for length-conflict."},
         "retry_after_seconds": {"type": "number", "description": "As Retry-After, but finer."},
     },
@@ -91,7 +96,9 @@ def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[st
 
 
 UNKNOWN_SEQUENCE: Responses = {404: _problem("No such sequence of this token")}
-PROBLEM_503: Responses = {503: _problem("Warming up, being shut down, or too many connections", _RETRY)}
+PROBLEM_503: Responses = {
+    503: _problem("Warming up, being shut down, too many connections, or a rank of the scorer ended", _RETRY)
+}
 _INVALID: Responses = {422: _problem("An argument is outside the contract; it is named")}
 _QUEUE: Responses = {
     429: _problem("Every place in the queue is taken; nothing was done", _RETRY),

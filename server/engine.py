@@ -15,10 +15,11 @@ from indexer.replay import as_tensor
 from indexer.result import ScoreResult
 from indexer.wire import KeysBody, ScoreReply, SequencesCall
 from kernel.backends.base import Order
-from kernel.errors import InvalidArgumentError
+from kernel.errors import InvalidArgumentError, RankLostError
 from server.limits import MAX_FLOP_CPU, MAX_FLOP_GPU, CallLimits, check_sequences
 from server.options import ScoreOptions
 from server.problems import ProblemError
+from server.ranks import LeadingScorer
 from server.score_map import CallRecord, record_call
 from server.sequences import LiveSequence, SequenceTable
 from server.settings import Settings
@@ -42,6 +43,11 @@ def wire_names() -> Iterator[None]:
         raise InvalidArgumentError(wire_name + rest, error.value, error.limit, error.remedy) from error
 
 
+def _scorer(settings: Settings) -> IndexScorer:
+    config, ranks = settings.indexer_config(), settings.context_parallel
+    return IndexScorer(config) if ranks == 1 else LeadingScorer(config, ranks, settings.rank_seconds)
+
+
 class Engine:
     """One scorer, its sequences by owner, and a scorer of cases on the same backend.
 
@@ -57,7 +63,7 @@ class Engine:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.scorer = IndexScorer(settings.indexer_config())
+        self.scorer = _scorer(settings)
         self.cases = CaseScorer(self.scorer)
         self.sequences = SequenceTable(
             settings.max_sequences, settings.max_sequences_per_token, settings.max_keys_per_token
@@ -65,6 +71,16 @@ class Engine:
         self.records: dict[str, CallRecord] = {}
         max_flop = MAX_FLOP_CPU if self.scorer.device.type == "cpu" else MAX_FLOP_GPU
         self.limits = CallLimits(settings.max_call_bytes, settings.max_call_flop or max_flop)
+
+    @property
+    def lost(self) -> RankLostError | None:
+        """Why no call can be made any more; None as long as every rank is there."""
+        return self.scorer.lost if isinstance(self.scorer, LeadingScorer) else None
+
+    def close(self) -> None:
+        """End the other ranks, if there are any."""
+        if isinstance(self.scorer, LeadingScorer):
+            self.scorer.close()
 
     def score_case(self, owner: str, case: Case, options: ScoreOptions) -> ScoreReply:
         """Score a case, whatever it takes; touches no sequence."""

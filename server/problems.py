@@ -7,7 +7,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
+from kernel.errors import (
+    IndexerError,
+    InvalidArgumentError,
+    OutOfPagesError,
+    RankLostError,
+    UnknownSequenceError,
+)
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:nvfp4-indexer:problem:"
@@ -31,6 +37,7 @@ TITLES = {
     "crowded": "The server has too many connections",
     "warming": "The backend is not ready",
     "stopping": "The server is being shut down",
+    "rank-lost": "A rank of the scorer ended",
     "deadline": "The deadline passed",
     "disconnected": "The client went away",
     "internal": "The server failed",
@@ -106,6 +113,8 @@ def of_error(error: IndexerError) -> ProblemError:
             limit=error.limit,
             remedy=error.remedy,
         )
+    if isinstance(error, RankLostError):
+        return ProblemError(503, "rank-lost", f"{error}; nothing was done", ranks=list(error.ranks))
     return internal()
 
 

@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     state.end = end
     server.run(sockets=[listener])
+    if state.engine is not None:
+        state.engine.close()
     if state.worker.running:
         _leave()
     return 1 if state.failed else 0

@@ -56,6 +56,11 @@ class Settings(BaseSettings):
     """Index heads of the sequences' queries: 1, 2 or 4. Case files bring their own."""
     num_pages: int = Field(default=4096, ge=1)
     """Pages of the cache: 9,216 bytes and 128 tokens each."""
+    context_parallel: int = Field(default=1, ge=1, le=64)
+    """Ranks that sequences are spread over, each a process and, on a GPU backend, a GPU of its own; pages are
+    shared out. Case files are scored by the first rank alone."""
+    rank_seconds: float = Field(default=60.0, gt=0)
+    """Time that a rank may take longer than another for a call; then all ranks count as lost."""
     topk_blocks: int = 16
     """Blocks selected for a row of sequences when a call does not say."""
     init_blocks: int = 0

@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 from server.engine import Engine
 from server.metrics import Metrics
-from server.problems import ProblemError
+from server.problems import ProblemError, of_error
 from server.settings import Settings
 from server.worker import Worker
 
@@ -37,13 +37,15 @@ class ServerState:
         """The engine.
 
         Raises:
-            ProblemError: 503, warming up or being shut down.
+            ProblemError: 503, warming up or being shut down, or a rank of the scorer ended.
         """
         if self.worker.stopping:
             detail = "the server is being shut down; nothing was done"
             raise ProblemError(503, "stopping", detail, {"Retry-After": "1"})
         if self.engine is None:
             raise ProblemError(503, "warming", f"{WARMING}; nothing was done", {"Retry-After": "1"})
+        if self.engine.lost is not None:
+            raise of_error(self.engine.lost)
         return self.engine
 
 

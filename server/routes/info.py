@@ -43,7 +43,7 @@ async def info(request: Request) -> Response:
         device_name=_device_name(engine.scorer.device),
         precision=config.precision,
         num_index_heads=config.num_index_heads,
-        num_pages=config.num_pages,
+        num_pages=engine.scorer.num_pages,
         page_bytes=PAGE_BYTES,
         block_tokens=BLOCK_TOKENS,
         head_dim=HEAD_DIM,
@@ -77,7 +77,7 @@ async def info(request: Request) -> Response:
 async def cache(request: Request) -> Response:
     """Pages in use, and the sequences of the token that asks. Does not wait for the device."""
     engine = state_of(request).ready_engine()
-    free, num_pages = engine.scorer.num_free_pages, engine.scorer.config.num_pages
+    free, num_pages = engine.scorer.num_free_pages, engine.scorer.num_pages
     found = CacheInfo(
         num_pages=num_pages,
         free_pages=free,

@@ -5,6 +5,7 @@ Only the address of the sidecar is another one: its line is run with a port that
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -22,6 +23,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 RUN_BY_THIS_SUITE = ("make test",)  # it is what runs this test
 COMMAND = ".venv/bin/nvfp4-indexer"
+TORCHRUN = ".venv/bin/torchrun"
 SERVE = f"{COMMAND} serve"
 URL = "http://127.0.0.1:8421"
 
@@ -30,6 +32,12 @@ def _console_lines() -> list[str]:
     text = "\n".join(text for language, text in BLOCKS if language == "console")
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return [line for line in lines if line and line not in RUN_BY_THIS_SUITE]
+
+
+def _file_of(block: str) -> str | None:
+    """The name of the file that a block is a whole program for: its first line says so."""
+    found = re.match(r"# (\w+\.py)\n", block)
+    return found[1] if found else None
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +58,8 @@ def test_python_blocks_run_in_order(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sidecar: LiveServer
 ) -> None:
     monkeypatch.chdir(ROOT)
-    program = "\n".join(text for language, text in BLOCKS if language == "python").replace(URL, sidecar.url)
+    blocks = [text for language, text in BLOCKS if language == "python" and not _file_of(text)]
+    program = "\n".join(blocks).replace(URL, sidecar.url)
     namespace: dict[str, object] = {}
     exec(compile(program, "README.md", "exec"), namespace)  # noqa: S102 - the point of the test
 
@@ -73,7 +82,11 @@ def test_console_line_runs(line: str, tmp_path: Path, request: pytest.FixtureReq
     if line.startswith("make demo"):
         line = f"{COMMAND} demo"  # what that target runs once the environment is there
     program = shlex.split(line)[0]
-    assert program in (COMMAND, "curl"), f"this test does not know how to run: {line}"
+    for block in (text for _, text in BLOCKS):
+        if name := _file_of(block):
+            (tmp_path / name).write_text(block)
+            line = line.replace(name, str(tmp_path / name))
+    assert program in (COMMAND, TORCHRUN, "curl"), f"this test does not know how to run: {line}"
     if program == "curl" and shutil.which(program) is None:
         pytest.skip("curl is not installed")
     words = [
@@ -85,11 +98,23 @@ def test_console_line_runs(line: str, tmp_path: Path, request: pytest.FixtureReq
     words = [str(tmp_path / word) if word.startswith("out/") else word for word in words]
     if "demo" in words:
         words += ["--picture", str(tmp_path / "demo.png")]
-    command = [sys.executable, "-m", "client.cli"] if program == COMMAND else [program]
+    modules = {COMMAND: "client.cli", TORCHRUN: "torch.distributed.run"}
+    command = [sys.executable, "-m", modules[program]] if program in modules else [program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+        [*command, *words],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() or files
     for file in files:
         assert file.stat().st_size
+    if program == TORCHRUN:
+        answers = {line.split(": ")[1] for line in done.stdout.splitlines() if line.startswith("rank ")}
+        assert len(answers) == 1, done.stdout
+        assert {line[:6] for line in done.stdout.splitlines()} == {"rank 0", "rank 1"}

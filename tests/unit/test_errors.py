@@ -31,6 +31,7 @@ ARGUMENTS: dict[str, object] = {
     "object": 2.5,
     "str | None": "file.safetensors",
     "tuple[str, ...]": ("cpu", "reference"),
+    "tuple[int, ...]": (0, 3),
 }
 """A value of each type that an error's constructor takes."""
 

@@ -1,0 +1,282 @@
+"""The scorer of a process group: every rank holds some blocks of every sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from indexer.cache import check_room
+from indexer.config import IndexerConfig
+from indexer.distributed.agreement import Agreement
+from indexer.distributed.answer import Answer, BlockIds, Scores
+from indexer.distributed.division import Division
+from indexer.distributed.ranks import RankGroup
+from indexer.distributed.share import HeldRequest, ShareScorer
+from indexer.result import ScoreResult
+from indexer.scorer import KEY_DTYPES, IndexScorer
+from indexer.stages import StageTimes
+from kernel.backends.base import Order
+from kernel.batch import Request, causal_blocks
+from kernel.checks import check_finite, check_tensor
+from kernel.contract import HEAD_DIM
+from kernel.errors import RankLostError, UnknownSequenceError
+from kernel.scalars import as_int
+
+_PROTOCOL = 1
+"""Raised with every change of what ranks send each other."""
+
+
+@dataclass(frozen=True)
+class _Striped:
+    """A sequence over all ranks."""
+
+    length: int = 0
+    first_rank: int = 0
+    """Context rank of block 0; chosen when the first key comes."""
+
+
+class DistributedIndexScorer(IndexScorer):
+    """An :class:`IndexScorer` whose pages and work are spread over the ranks of a process group.
+
+    Every rank makes the same calls with the same arguments, as tensor parallel engines do, and every rank
+    gets the same result: the bytes that one scorer with all pages gives. Blocks go round the context ranks:
+    each holds, quantises and scores every n-th block of each sequence. An append sends no key, as each rank
+    is given all and keeps its own. A call sends what :mod:`indexer.distributed.traffic` says.
+
+    ``pages``, ``block_table`` and ``score_paged`` are of this rank alone; ``score_paged`` talks to no other.
+
+    In two dimensions, the ranks are ``head_groups`` groups one after another, each of which holds all blocks
+    and scores some of the heads: rank ``group * context_ranks + context_rank``, the order of
+    ``init_device_mesh(..., (head_groups, context_ranks))``.
+
+    A call that raises leaves every rank as it was. A rank that refuses a call, makes another one or is in
+    another state makes the call raise on all ranks; a rank that ends, or does not answer by the deadline,
+    makes it and all later ones raise.
+
+    Args:
+        config: as of an :class:`IndexScorer`, the same on all ranks; ``num_index_heads`` are those of all
+            head groups, ``num_pages`` the pages of each rank, ``device`` that of this rank.
+        group: the ranks; the default group when None. See :class:`indexer.distributed.ranks.RankGroup`.
+        head_groups: groups of ranks that share the heads out: divides ``num_index_heads`` and the ranks.
+        deadline_seconds: time that the slowest rank may take longer than this one for a call.
+
+    Raises:
+        InvalidArgumentError: as :class:`IndexScorer`; there is no process group, or it cannot be so divided.
+        BackendUnavailableError: the backend cannot run here.
+        RankDisagreementError: ranks are configured differently, or one refuses its configuration.
+        RankLostError: a rank did not come.
+    """
+
+    def __init__(
+        self,
+        config: IndexerConfig,
+        group: dist.ProcessGroup | None = None,
+        *,
+        head_groups: int = 1,
+        deadline_seconds: float = 30.0,
+    ) -> None:
+        self._ranks = RankGroup(group, deadline_seconds)
+        facts = [
+            getattr(config, field.name, None) for field in fields(IndexerConfig) if field.name != "device"
+        ]
+        self._agreement = Agreement(
+            self._ranks,
+            (_PROTOCOL, *facts, self._ranks.size, head_groups, deadline_seconds),
+            lambda: self._cache.allocator.num_free,
+        )
+        self._striped: dict[int, _Striped] = {}
+        with self._agreement.settled("construct", changes=True) as statement:
+            super().__init__(config)
+            heads = self.config.num_index_heads
+            self._division = Division.of(self._ranks.rank, self._ranks.size, heads, head_groups)
+            self._share = ShareScorer(self._backend, self.pages, self._lut)
+            statement.says(self.backend)
+
+    @property
+    def context_ranks(self) -> int:
+        """Ranks that the blocks of a sequence go round."""
+        return self._division.context_ranks
+
+    @property
+    def lost(self) -> RankLostError | None:
+        """Why no call can be made any more; None as long as all ranks answer."""
+        return self._ranks.lost
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the context ranks together."""
+        return self.context_ranks * super().num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that no sequence holds, on the context ranks together, after the last call."""
+        return sum(self._agreement.free_pages[: self.context_ranks])
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that this rank has sent to all others together."""
+        return self._ranks.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that this rank has received from all others together."""
+        return self._ranks.bytes_received
+
+    def sequence_length(self, seq: int) -> int:
+        """Tokens of a sequence on all ranks.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+        """
+        return self._striped_of(seq).length
+
+    def add_sequence(self) -> int:
+        """Make an empty sequence and return its id, the same on all ranks. Ids are never used twice.
+
+        Raises:
+            RankError: see the class.
+        """
+        with self._lock, ExitStack() as undo:
+            with self._agreement.settled("add_sequence", changes=True):
+                seq = undo.enter_context(self._cache.adding())
+            self._striped[seq] = _Striped()
+            return seq
+
+    def append_keys(self, seq: int, k: torch.Tensor) -> None:
+        """Quantise those of the keys that lie in this rank's blocks and append them; see the base class.
+
+        Args:
+            seq: a live sequence.
+            k: ``[n, 128]``, the same on all ranks.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            InvalidArgumentError: ``k`` is not such a tensor, or makes the sequence too long.
+            OutOfPagesError: a rank has too few free pages; says how many the worst off of them is missing.
+            RankError: see the class.
+        """
+        with self._lock, ExitStack() as undo:
+            with self._agreement.settled("append_keys", changes=True) as statement:
+                check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
+                striped = self._striped_of(seq)
+                statement.says(int(seq), k.shape[0], k.dtype)
+                start, end = striped.length, striped.length + k.shape[0]
+                check_room(start, k.shape[0])
+                check_finite("k", k)
+                first_rank = striped.first_rank if start else self._emptiest_rank()
+                stripe = self._division.stripe(first_rank)
+                own = k if stripe.step == 1 else k[stripe.tokens(start, end).to(k.device)]
+                undo.enter_context(self._cache.appending(seq, own))
+            self._striped[int(seq)] = _Striped(end, first_rank)
+
+    def fork_sequence(self, seq: int) -> int:
+        """Make a sequence with the same keys and return its id; see the base class.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            RankError: see the class.
+        """
+        with self._lock, ExitStack() as undo:
+            with self._agreement.settled("fork_sequence", changes=True) as statement:
+                striped = self._striped_of(seq)
+                statement.says(int(seq))
+                fork = undo.enter_context(self._cache.forking(seq))
+            self._striped[fork] = striped
+            return fork
+
+    def free_sequence(self, seq: int) -> None:
+        """Drop a sequence once all ranks agree to; see the base class.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            RankError: see the class.
+        """
+        with self._lock:
+            with self._agreement.settled("free_sequence", changes=True) as statement:
+                self._striped_of(seq)
+                statement.says(int(seq))
+                statement.freed_pages = self._cache.own_pages(seq)
+            del self._striped[int(seq)]
+            self._cache.free(seq)
+
+    def score(
+        self,
+        q: torch.Tensor,
+        sequences: Sequence[int],
+        query_lens: Sequence[int] | NDArray[np.integer[Any]] | None = None,
+        *,
+        return_scores: bool = True,
+        topk: int | None = None,
+        init_blocks: int | None = None,
+        local_blocks: int | None = None,
+        order: Order | None = None,
+    ) -> ScoreResult:
+        """Score and select as the base class does, with the same result on every rank.
+
+        Without scores the ranks send each other the best blocks of every row; with scores, all of them.
+
+        Args:
+            q: ``[total_q, H, 128]``, the same on all ranks, of all heads.
+            sequences: live sequences.
+            query_lens: queries of each.
+            return_scores: whether to give the scores back.
+            topk: blocks to select.
+            init_blocks: blocks forced at a row's start.
+            local_blocks: blocks forced at a row's end.
+            order: order of the block ids.
+
+        Raises:
+            UnknownSequenceError: one of them is not live.
+            InvalidArgumentError: an argument is outside the contract, or the scores do not fit in memory.
+            RankError: see the class.
+        """
+        with self._lock:
+            times = StageTimes(self.device)
+            with self._agreement.settled("score", changes=False) as statement:
+                with times.stage("check"):
+                    forced = self._forced_blocks(init_blocks, local_blocks)
+                    selection = self._selection(topk, order)
+                    call = self._checked_call(q, sequences, query_lens, selection, forced, return_scores)
+                    lens = [request.query_len for request in call.requests]
+                    statement.says([int(seq) for seq in sequences], lens, q.dtype, *selection, *forced)
+                    statement.says(return_scores)
+                    requests = [self._held(*pair) for pair in zip(call.requests, call.sequences)]
+                    num_blocks = causal_blocks(call.requests, q.shape[0]).to(self.device)
+                own_q = self._quantized(q[:, self._division.heads], times)
+                kind = Scores if return_scores else BlockIds
+                answer: Answer = kind(
+                    self._backend, self._share, self._division, own_q, requests, call, times
+                )
+            with times.stage("exchange"):
+                self._ranks.gather(answer.payload, answer.gathered)
+            block_ids, scores = answer.merged(times)
+            return ScoreResult(
+                block_ids=block_ids,
+                scores=scores,
+                num_blocks=num_blocks,
+                backend=self._backend.name,
+                precision=self._backend.precision,
+                timings=times,
+            )
+
+    def _striped_of(self, seq: int) -> _Striped:
+        number = as_int(seq)
+        if number is None or number not in self._striped:
+            raise UnknownSequenceError(seq)
+        return self._striped[number]
+
+    def _emptiest_rank(self) -> int:
+        free = self._agreement.free_pages[: self.context_ranks]
+        return free.index(max(free))
+
+    def _held(self, request: Request, seq: int) -> HeldRequest:
+        first_rank = self._striped_of(seq).first_rank
+        stripe = self._division.stripe(first_rank)
+        return HeldRequest(request, first_rank, stripe, self._cache.block_table(seq))
