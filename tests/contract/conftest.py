@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [registry.resolve(name) for name in wanted.split(",")] if wanted else _usable()
     for fixture, left_out in LEFT_OUT.items():
         if fixture in metafunc.fixturenames:
-            chosen = [name for name in names if name not in left_out]
+            chosen: list[Any] = [name for name in names if name not in left_out]
+            if not chosen:
+                chosen = [pytest.param(name, marks=pytest.mark.skip(reason=left_out[name])) for name in names]
             metafunc.parametrize(fixture, chosen, indirect=True)
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 from functools import cache
 
+import numpy as np
 import torch
 
-from kernel.contract import HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.gfx950 import SCHEDULES
 from kernel.page import blocks_of
 from kernel.plan import TILE_ROWS
 from tests.gfx950.mutation.launches import Case, Launch, one_each
 from tests.support.calls import random_call
+from tests.support.page_bytes import ONE, pack_page
 
 
 @cache
@@ -90,12 +92,24 @@ def sweep(heads: int) -> tuple[Launch, ...]:
 
 
 def _extreme_case(lengths: list[tuple[int, int]], heads: int) -> Case:
-    """Scale bytes of any value; each row of queries is +-384 in one dimension, so that products are exact."""
-    call = random_call(lengths, heads, seed=22, values="bytes")
-    queries = call.q.view(torch.uint8).view(-1, HEAD_DIM)
-    queries.zero_()
-    rows = torch.arange(len(queries))
-    queries[rows, 37 * rows % HEAD_DIM] = 0x7C + 0x80 * (rows % 3 == 0).to(torch.uint8)
+    """One dimension of each key and of each row of queries is 384, the first value that E5M2 has as infinity;
+    the others are smaller and none is 0, so that no NaN comes of it. Sums are exact."""
+    random = np.random.default_rng(22)
+    call = random_call(lengths, heads, seed=22)
+    tokens = np.arange(BLOCK_TOKENS)
+    for page in call.pages.numpy():
+        codes = random.integers(1, 6, (BLOCK_TOKENS, HEAD_DIM), np.uint8)  # magnitudes 0.5 to 3
+        groups = random.integers(0, HEAD_DIM // 16, BLOCK_TOKENS)
+        codes[tokens, 16 * groups + random.integers(0, 16, BLOCK_TOKENS)] = 7  # 6
+        codes |= random.integers(0, 2, codes.shape, np.uint8) << 3
+        scales = np.full((BLOCK_TOKENS, HEAD_DIM // 16), ONE, np.uint8)
+        scales[tokens, groups] = ONE + 8 * 6  # 64
+        page[:] = pack_page(codes, scales)
+    queries = call.q.view(torch.uint8).numpy().reshape(-1, HEAD_DIM)
+    queries[:] = ONE
+    rows = np.arange(len(queries))
+    queries[rows, random.integers(0, HEAD_DIM, len(rows))] = 0x7C
+    queries |= random.integers(0, 2, queries.shape, np.uint8) << 7
     return Case("extreme", call, blocks_of(max(seq_len for seq_len, _ in lengths)))
 
 

@@ -126,6 +126,7 @@ def test_poison_stays_in_its_row_column_or_cell_of_a_product(part: str) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_no_mutant_that_gives_wrong_scores_is_without_use(heads: int) -> None:
     found = campaign(heads)
