@@ -163,8 +163,8 @@ def test_forced_blocks_where_rows_see_fewer_of_them(threads: Threads) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@settings(max_examples=40)
-@given(scripts(most_tokens=9000, most_queries=1400))
+@settings(max_examples=20)
+@given(scripts(most_tokens=4000, most_queries=1100))
 def test_many_ragged_batches(worlds: Worlds, script: list[Step]) -> None:
     worlds.check(script)
 
