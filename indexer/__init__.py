@@ -1,4 +1,4 @@
-"""State around the kernels: the scorer, its paged cache and block tables, case files.
+"""State around the kernels: the scorer, its paged cache and block tables, case files, captures.
 
 The public names are imported on first use, so that reading a case file needs no torch.
 """
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from indexer.case import Case
     from indexer.config import IndexerConfig
+    from indexer.recording import Recorder, capture
     from indexer.result import ScoreResult
     from indexer.scorer import IndexScorer
     from kernel.errors import (
@@ -31,8 +32,10 @@ __all__ = [
     "IndexerError",
     "InvalidArgumentError",
     "OutOfPagesError",
+    "Recorder",
     "ScoreResult",
     "UnknownSequenceError",
+    "capture",
 ]
 
 _MODULES = {
@@ -44,8 +47,10 @@ _MODULES = {
     "IndexerError": "kernel.errors",
     "InvalidArgumentError": "kernel.errors",
     "OutOfPagesError": "kernel.errors",
+    "Recorder": "indexer.recording",
     "ScoreResult": "indexer.result",
     "UnknownSequenceError": "kernel.errors",
+    "capture": "indexer.recording",
 }
 
 
