@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from indexer.case import Case
 from indexer.case.part import Part, parts
-from indexer.explain import EngineJudge, EngineVerdict
+from indexer.explain import MAX_FINDINGS, EngineJudge, EngineVerdict
 from indexer.oracle import OracleResult, in_pages, run_oracle, select
 from indexer.replay import load_case
 from kernel.backends.base import SCORE_TOLERANCE, Precision
@@ -54,6 +54,11 @@ class Verification:
     seconds: float
     engine: EngineVerdict | None = None
 
+    @property
+    def backend_ok(self) -> bool:
+        """Whether the backend is right, whatever an engine made of the case."""
+        return self.max_score_error <= self.score_tolerance and self.topk_mismatches == 0
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Answer:
@@ -75,7 +80,12 @@ class Answer:
 
 
 def verify_case(
-    case: Case, name: str, backend: str = "auto", *, precision: Precision = "exact"
+    case: Case,
+    name: str,
+    backend: str = "auto",
+    *,
+    precision: Precision = "exact",
+    max_findings: int = MAX_FINDINGS,
 ) -> Verification:
     """Run a case on a backend and compare; judge what an engine made of it, where that was recorded.
 
@@ -88,9 +98,9 @@ def verify_case(
     if case.rows * case.num_score_blocks <= MAX_WHOLE_CELLS:
         began = time.perf_counter()
         answer = _answer(case, backend, precision)
-        return judge(case, name, answer, time.perf_counter() - began)
+        return judge(case, name, answer, time.perf_counter() - began, max_findings)
     held = in_pages(case)
-    judged = _Judgement(held, SCORE_TOLERANCE[precision])
+    judged = _Judgement(held, SCORE_TOLERANCE[precision], max_findings)
     for part in parts(held, MAX_PART_CELLS):
         began = time.perf_counter()
         answer = _answer(part.case, backend, precision)
@@ -98,7 +108,9 @@ def verify_case(
     return judged.verification(name)
 
 
-def judge(case: Case, name: str, answer: Answer, seconds: float) -> Verification:
+def judge(
+    case: Case, name: str, answer: Answer, seconds: float, max_findings: int = MAX_FINDINGS
+) -> Verification:
     """Compare an answer, wherever it was computed, with the oracle and with what the case expects.
 
     Args:
@@ -106,9 +118,10 @@ def judge(case: Case, name: str, answer: Answer, seconds: float) -> Verification
         name: name of the case.
         answer: to a call with the case's own options.
         seconds: time that it took.
+        max_findings: differences of an engine's result that are kept.
     """
     held = in_pages(case)
-    judged = _Judgement(held, SCORE_TOLERANCE[answer.precision])
+    judged = _Judgement(held, SCORE_TOLERANCE[answer.precision], max_findings)
     judged.backend, judged.seconds = answer.backend, seconds
     for part in parts(held, MAX_PART_CELLS):
         tokens = slice(part.first, part.first + part.case.total_q)
@@ -130,9 +143,9 @@ def judge(case: Case, name: str, answer: Answer, seconds: float) -> Verification
 class _Judgement:
     """A backend's answer and an engine's result, judged part by part."""
 
-    def __init__(self, case: Case, tolerance: float) -> None:
+    def __init__(self, case: Case, tolerance: float, max_findings: int) -> None:
         self._case, self._tolerance = case, tolerance
-        self._engine = None if case.engine is None else EngineJudge(case, tolerance)
+        self._engine = None if case.engine is None else EngineJudge(case, tolerance, max_findings)
         self.backend, self.seconds = "", 0.0
         self.error, self.mismatches = 0.0, 0
 

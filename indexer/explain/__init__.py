@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding, WrittenKeys
-from indexer.explain.explain import EngineJudge
+from indexer.explain.explain import MAX_FINDINGS, EngineJudge
 
-__all__ = ["Cause", "EngineJudge", "EngineVerdict", "Finding", "WrittenKeys"]
+__all__ = ["MAX_FINDINGS", "Cause", "EngineJudge", "EngineVerdict", "Finding", "WrittenKeys"]

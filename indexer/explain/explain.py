@@ -19,6 +19,10 @@ MAX_FINDINGS = 1000
 """Differences that are kept, faults before all else."""
 
 
+def _place(finding: Finding) -> tuple[int, int, int]:
+    return finding.token, finding.head, finding.block
+
+
 class EngineJudge:
     """Collects the judgement of a case's parts.
 
@@ -70,7 +74,7 @@ class EngineJudge:
         request = np.repeat(np.arange(self._case.batch), self._case.query_lens)
         by_request = Counter(request[np.nonzero(faulty)[1]].tolist())
         both = self._engine.scores is not None and self._engine.block_ids is not None
-        kept = (self._faults + self._legal)[: self._most]
+        kept = [*sorted(self._faults, key=_place), *sorted(self._legal, key=_place)][: self._most]
         return EngineVerdict(
             ok=not faulty.any() and (written is None or not written.wrong),
             rows=self._case.rows,
