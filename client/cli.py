@@ -9,6 +9,7 @@ import typer
 
 from client.command_line import NAME, CommandLine
 from client.commands.bench import bench
+from client.commands.case import case
 from client.commands.demo import demo
 from client.commands.doctor import doctor
 from client.commands.kernel import kernel
@@ -39,6 +40,7 @@ for command in (demo, doctor, score, verify, profile, bench):
     app.command(epilog=EXIT_CODES)(command)
 app.command(add_help_option=False, context_settings=PASSED_ON)(serve)
 app.add_typer(kernel)
+app.add_typer(case)
 
 
 def _print_version(asked: bool) -> None:
