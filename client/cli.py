@@ -12,6 +12,7 @@ from client.commands.bench import bench
 from client.commands.case import case
 from client.commands.demo import demo
 from client.commands.doctor import doctor
+from client.commands.fidelity import fidelity
 from client.commands.kernel import kernel
 from client.commands.profile import profile
 from client.commands.score import score
@@ -36,7 +37,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (demo, doctor, score, verify, profile, bench):
+for command in (demo, doctor, score, verify, fidelity, profile, bench):
     app.command(epilog=EXIT_CODES)(command)
 app.command(add_help_option=False, context_settings=PASSED_ON)(serve)
 app.add_typer(kernel)

@@ -69,8 +69,8 @@ def make(
         return
     console = output()
     console.print(
-        f"wrote {printable(str(out))}: {made.batch} requests, {made.total_q:,} queries, {made.num_heads} heads,"
-        f" {made.total_k:,} keys, {size / 1e6:.1f} MB",
+        f"wrote {printable(str(out))}: {made.batch} requests, {made.total_q:,} queries, "
+        f"{made.num_heads} heads, {made.total_k:,} keys, {size / 1e6:.1f} MB",
         markup=False,
         soft_wrap=True,
     )

@@ -20,6 +20,7 @@ LOW_CONTRAST = np.float32(1 / 64)
 """Size of what tells low-contrast keys apart, beside keys of mean square 1."""
 NEEDLE_GAIN = np.float32(1.5)
 """How far a needle stands out: its product with the query is this times the query's own square."""
+HALF = np.float32(0.5)
 TIED_KEYS = 3
 """Different blocks of keys in a case of ties: all others repeat them."""
 
@@ -78,8 +79,8 @@ def make_case(kind: str, shape: Shape, seed: int = 0) -> Case:
 def _m3(stream: Stream, requests: Requests, heads: int) -> tuple[Floats, Floats, str]:
     """Queries and keys of unit rms with a mean that keys share, as a model's have."""
     mean = stream.unit_rms(HEAD_DIM)
-    keys = stream.unit_rms(_keys(requests), HEAD_DIM) + mean / 2
-    queries = stream.unit_rms(_queries(requests), heads, HEAD_DIM) + mean / 2
+    keys = stream.unit_rms(_keys(requests), HEAD_DIM) + mean * HALF
+    queries = stream.unit_rms(_queries(requests), heads, HEAD_DIM) + mean * HALF
     return queries, keys, ""
 
 
@@ -94,7 +95,7 @@ def _needle(stream: Stream, requests: Requests, heads: int) -> tuple[Floats, Flo
         last = max(1, length - count)  # so that every query sees it
         place = int(stream.integers(0, last, 1)[0])
         keys[first_key + place] = NEEDLE_GAIN * wanted
-        parts.append(wanted + stream.unit_rms(count, heads, HEAD_DIM) / 4)
+        parts.append(wanted + stream.unit_rms(count, heads, HEAD_DIM) * HALF * HALF)
         places.append(f"{place} (block {place // BLOCK_TOKENS})")
         first_key += length
     queries = np.concatenate([np.zeros((0, heads, HEAD_DIM), np.float32), *parts])

@@ -23,7 +23,8 @@ class Stream:
         parts = self._raw(count).view("<u2").reshape(count, 4).astype(np.int64)
         # Integers are added in one way only; a mean of floats would differ from machine to machine.
         centred = (2 * parts.sum(axis=1) - 4 * 65535).astype(np.float32)
-        return (centred * (self._SCALE / 2)).reshape(shape)
+        values: Floats = centred * np.float32(self._SCALE / 2)
+        return values.reshape(shape)
 
     def integers(self, low: int, high: int, count: int) -> NDArray[np.int64]:
         """Integers from ``low`` to ``high - 1``; what a modulus favours is below 2^-32."""
