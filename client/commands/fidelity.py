@@ -29,7 +29,7 @@ def fidelity(
     """Compare the selection from bf16, fp8 and NVFP4 keys: recall by head, mass lost, worst rows.
 
     Recall is the share of the blocks that unquantised bf16 keys select, forced blocks left out, over the rows
-    that have a choice. Mass is that of a softmax over q.k / sqrt(128) of the case's own queries and keys: what
+    that have a choice. Mass is that of a softmax over q.k / sqrt(128) of the case's queries and keys: what
     attention would lose if its logits were the indexer's. With --json, one object a line and case.
     """
     from client.output_file import check_output, write_output

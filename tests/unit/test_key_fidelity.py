@@ -31,9 +31,9 @@ def test_the_published_figures_are_reproduced(name: str) -> None:
     assert nvfp4.worst == pytest.approx(worst, abs=5.01e-4)
     assert fp8.mean == pytest.approx(fp8_mean, abs=5.01e-5)
     assert fp8.worst == pytest.approx(fp8_worst, abs=5.01e-4)
-    # "The median gap at the 16th place is a third to a half of the quantisation error."
+    # The gap at the last place is a fraction of the error: why recall is not 1.
     assert nvfp4.score_error is not None
-    assert 0.3 < found.gap_quantiles[2] / nvfp4.score_error < 0.55
+    assert 0.2 < found.gap_quantiles[2] / nvfp4.score_error < 0.5
     weighted = sum(head.rows * head.mean for head in nvfp4.heads) / rows
     assert weighted == pytest.approx(nvfp4.mean)
     assert min(head.worst for head in nvfp4.heads) == nvfp4.worst == found.worst_rows[0].recall
