@@ -124,8 +124,8 @@ def _formats(shown: CaseFidelity) -> str:
     columns = ("keys", "head", "rows", "recall", "worst row", "score rms error", "mass lost", "worst row")
     note = (
         "Mass is that of a softmax over q.k / sqrt(128) of the case's own queries and keys: what attention "
-        f"would lose if its logits were the indexer's. The best blocks hold {100 * shown.kept_mass:.2f} % of it; "
-        "less than nothing is lost where other blocks hold more."
+        f"would lose if its logits were the indexer's. The best blocks hold {100 * shown.kept_mass:.2f} % of "
+        "it; less than nothing is lost where other blocks hold more."
     )
     return table(columns, rows) + paragraph(note, "soft")
 
