@@ -193,7 +193,7 @@ def _scores(body: bytearray, query: Array, topk: OptionValue) -> ScoreReply:
 
 
 def _without_expectations(case: Case) -> Case:
-    return dataclasses.replace(case, expected_scores=None, expected_block_ids=None)
+    return dataclasses.replace(case, expected_scores=None, expected_block_ids=None, engine=None)
 
 
 def _array(name: str, value: object) -> Array:

@@ -9,10 +9,13 @@ import typer
 
 from client.command_line import NAME, CommandLine
 from client.commands.bench import bench
+from client.commands.case import case
 from client.commands.demo import demo
 from client.commands.doctor import doctor
+from client.commands.fidelity import fidelity
 from client.commands.kernel import kernel
 from client.commands.profile import profile
+from client.commands.report import report
 from client.commands.score import score
 from client.commands.serve import PASSED_ON, serve
 from client.commands.verify import verify
@@ -35,10 +38,11 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-for command in (demo, doctor, score, verify, profile, bench):
+for command in (demo, doctor, score, verify, fidelity, profile, report, bench):
     app.command(epilog=EXIT_CODES)(command)
 app.command(add_help_option=False, context_settings=PASSED_ON)(serve)
 app.add_typer(kernel)
+app.add_typer(case)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,4 +1,4 @@
-"""State around the kernels: the scorer, its paged cache and block tables, case files.
+"""State around the kernels: the scorer, its paged cache and block tables, case files, captures.
 
 The public names are imported on first use, so that reading a case file needs no torch.
 """
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from indexer.case import Case
     from indexer.config import IndexerConfig
     from indexer.distributed import DistributedIndexScorer
+    from indexer.recording import Recorder, capture
     from indexer.result import ScoreResult
     from indexer.scorer import IndexScorer
     from kernel.errors import (
@@ -39,8 +40,10 @@ __all__ = [
     "RankDisagreementError",
     "RankError",
     "RankLostError",
+    "Recorder",
     "ScoreResult",
     "UnknownSequenceError",
+    "capture",
 ]
 
 _MODULES = {
@@ -56,8 +59,10 @@ _MODULES = {
     "RankDisagreementError": "kernel.errors",
     "RankError": "kernel.errors",
     "RankLostError": "kernel.errors",
+    "Recorder": "indexer.recording",
     "ScoreResult": "indexer.result",
     "UnknownSequenceError": "kernel.errors",
+    "capture": "indexer.recording",
 }
 
 

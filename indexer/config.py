@@ -7,7 +7,7 @@ from typing import get_args
 
 import torch
 
-from kernel.backends.base import Order, Precision
+from kernel.backends.base import Order, Precision, ScaleChoice
 from kernel.backends.registry import BACKEND_NAMES, device_name
 from kernel.checks import check_forced_blocks, check_heads, check_order, check_topk
 from kernel.errors import InvalidArgumentError
@@ -30,6 +30,8 @@ class IndexerConfig:
         device: torch device, or its name, of the cache and of every tensor given; the backend's default when
             None. Kept as a name.
         precision: ``exact`` or ``fast``, see :data:`kernel.backends.base.Precision`.
+        scale_choice: how appended keys get their scales: ``six`` (the contract) or ``four_over_six``, see
+            :data:`kernel.backends.base.ScaleChoice`; backends ``cpu`` and ``reference`` only.
 
     Raises:
         InvalidArgumentError: a field is outside its limits; the message names it.
@@ -44,6 +46,7 @@ class IndexerConfig:
     backend: str = "auto"
     device: str | torch.device | None = None
     precision: Precision = "exact"
+    scale_choice: ScaleChoice = "six"
 
     def __post_init__(self) -> None:
         num_pages = as_int(self.num_pages)
@@ -68,6 +71,13 @@ class IndexerConfig:
         if self.precision not in get_args(Precision):
             raise InvalidArgumentError(
                 "precision", repr(self.precision), "must be 'exact' or 'fast'", "use one of them"
+            )
+        if self.scale_choice not in get_args(ScaleChoice):
+            raise InvalidArgumentError(
+                "scale_choice",
+                repr(self.scale_choice),
+                "must be 'six' or 'four_over_six'",
+                "use one of them",
             )
 
     def _keep(self, **fields: int | str | None) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from indexer.case import Case
 from indexer.replay import as_tensor
-from kernel.batch import Request
+from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.errors import InvalidArgumentError
 from kernel.page import blocks_of
@@ -45,6 +46,13 @@ class Recall:
         return float(self.per_row.min()) if self.counted_rows else 1.0
 
 
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _largest(products: torch.Tensor) -> torch.Tensor:
+    return products.amax(dim=3)
+
+
 def unquantised_scores(case: Case) -> torch.Tensor:
     """Scores from the case's own q and k, products summed in fp32, no sentinel: ``[H, total_q, S]`` float32.
 
@@ -57,14 +65,36 @@ def unquantised_scores(case: Case) -> torch.Tensor:
         raise InvalidArgumentError(
             "index_k", "missing", "fidelity needs the keys before quantisation", "record a case with index_k"
         )
-    query = as_tensor(case.index_q).float().transpose(0, 1)
+    return block_scores(case, as_tensor(case.index_q).float(), as_tensor(case.index_k))
+
+
+def block_scores(
+    case: Case, queries: torch.Tensor, keys: torch.Tensor, reduce: Reduce = _largest
+) -> torch.Tensor:
+    """Scores of any queries and keys in a case's place: ``[H, total_q, S]`` float32, no sentinel.
+
+    Args:
+        case: for its lengths.
+        queries: ``[total_q, H, 128]`` float32.
+        keys: ``[total_k, 128]``, of any float type.
+        reduce: products ``[H, n, blocks, 128]`` to a value for each block, of which the score is the largest.
+    """
     shape = (case.num_heads, case.total_q, case.num_score_blocks)
     scores = torch.full(shape, -torch.inf, dtype=torch.float32, device="cpu")
     starts = case.cu_seqlens_q.tolist()
-    for row, keys in enumerate(torch.split(as_tensor(case.index_k), case.seq_lens.tolist())):
-        request = Request(row, starts[row], starts[row + 1] - starts[row], keys.shape[0])
-        _score_request(query, keys, request, scores)
+    for row, request_keys in enumerate(torch.split(keys, case.seq_lens.tolist())):
+        request = Request(row, starts[row], starts[row + 1] - starts[row], request_keys.shape[0])
+        _score_request(queries.transpose(0, 1), request_keys, request, scores, reduce)
     return scores
+
+
+def with_sentinels(case: Case, scores: torch.Tensor) -> torch.Tensor:
+    """Scores ``[H, total_q, S]`` with a case's init and local blocks forced."""
+    num_blocks = torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
+    blocks = torch.arange(scores.shape[2], dtype=torch.int64, device="cpu")
+    forced = scores.masked_fill((blocks < case.init_blocks) & (blocks < num_blocks), INIT_SCORE)
+    local = (blocks >= num_blocks - case.local_blocks) & (blocks < num_blocks)
+    return forced.masked_fill(local, LOCAL_SCORE)
 
 
 def selection_recall(case: Case, scores: torch.Tensor, block_ids: torch.Tensor) -> Recall:
@@ -96,7 +126,9 @@ def selection_recall(case: Case, scores: torch.Tensor, block_ids: torch.Tensor) 
     return Recall(recall[:, counted].flatten(), scores.shape[0] * scores.shape[1])
 
 
-def _score_request(query: torch.Tensor, keys: torch.Tensor, request: Request, scores: torch.Tensor) -> None:
+def _score_request(
+    query: torch.Tensor, keys: torch.Tensor, request: Request, scores: torch.Tensor, reduce: Reduce
+) -> None:
     heads = query.shape[0]
     chunk_queries = max(1, _CHUNK_ROWS // heads)
     for first in range(0, request.query_len, chunk_queries):
@@ -115,5 +147,5 @@ def _score_request(query: torch.Tensor, keys: torch.Tensor, request: Request, sc
             products.masked_fill_(later, -torch.inf)
             missing = -chunk.shape[0] % BLOCK_TOKENS
             padded = torch.nn.functional.pad(products, (0, missing), value=-torch.inf)
-            best = padded.view(heads, count, -1, BLOCK_TOKENS).amax(dim=3)
+            best = reduce(padded.view(heads, count, -1, BLOCK_TOKENS))
             scores[:, rows, first_block : first_block + best.shape[2]] = best

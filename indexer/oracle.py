@@ -6,7 +6,7 @@ shared with what is being checked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from kernel.batch import ScoreBatch
 from kernel.checks import checked_batch
 from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
 from kernel.page import PAGE_STRIDE_ALIGNMENT, blocks_of
+
+CHUNK_KEYS = 1 << 14
+"""Keys that the oracle quantises at a time: it takes some 2 KB for each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +50,14 @@ def run_oracle(case: Case) -> OracleResult:
     scores = torch.empty(shape, dtype=torch.float32, device="cpu")
     ReferenceBackend().score_prefill(batch, scores)
     return OracleResult(scores.numpy(), score_bounds(batch), select(scores.numpy(), case))
+
+
+def in_pages(case: Case) -> Case:
+    """The same call with its keys in pages that the oracle wrote; itself if it has pages."""
+    if case.pages is not None:
+        return case
+    pages, block_table = _pages(case)
+    return replace(case, index_k=None, pages=pages.numpy(), block_table=block_table.numpy())
 
 
 def select(scores: NDArray[np.float32], case: Case) -> NDArray[np.int32]:
@@ -90,5 +101,8 @@ def _pages(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         slots.append(positions + first_page * BLOCK_TOKENS)
         first_page += num_blocks
     if case.index_k is not None and slots:
-        ReferenceBackend().insert(as_tensor(case.index_k), pages, torch.cat(slots))
+        keys, places = as_tensor(case.index_k), torch.cat(slots)
+        for first in range(0, len(keys), CHUNK_KEYS):
+            chunk = slice(first, first + CHUNK_KEYS)
+            ReferenceBackend().insert(keys[chunk], pages, places[chunk])
     return pages, block_table

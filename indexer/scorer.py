@@ -63,7 +63,7 @@ class IndexScorer:
                 "pass IndexerConfig(num_index_heads=..., num_pages=...)",
             )
         self.config = config
-        self._backend = registry.create(config.backend, config.device, config.precision)
+        self._backend = registry.create(config.backend, config.device, config.precision, config.scale_choice)
         self._cache = PagedKeyCache(config.num_pages, self._backend)
         self._lut = build_lut(self.device)
         self._lock = threading.RLock()

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.case import Case
-from indexer.oracle import OracleResult, run_oracle, select
+from indexer.case.part import Part, parts
+from indexer.explain import MAX_FINDINGS, EngineJudge, EngineVerdict
+from indexer.oracle import OracleResult, in_pages, run_oracle, select
 from indexer.replay import load_case
 from kernel.backends.base import SCORE_TOLERANCE, Precision
 from kernel.batch import LOCAL_SCORE
 
 WRONG_CELL_ERROR = sys.float_info.max
 """Error of a cell that must be equal and is not (sentinel, ``-inf``, NaN): finite, as JSON needs it."""
+
+MAX_WHOLE_CELLS = 1 << 25
+"""Scores of a call that is run as a whole: 128 MiB."""
+MAX_PART_CELLS = 1 << 22
+"""Scores of a part that is judged at a time; the oracle and the comparisons take some 100 bytes for each."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Verification:
     Attributes:
         case: name of the case.
         backend: the backend that ran.
-        ok: scores within the tolerance and no mismatched row.
+        ok: scores within the tolerance, no mismatched row, and no fault in an engine's result.
         rows: rows compared, one per query token and head.
         max_score_error: largest ``|score - right score|`` of a cell in units of the cell's
             ``sum_i |q_i k_i|``; :data:`WRONG_CELL_ERROR` if a sentinel or an invisible cell is
@@ -34,6 +41,7 @@ class Verification:
         score_tolerance: largest error allowed, same units.
         topk_mismatches: rows whose block ids are not the right selection.
         seconds: time of the backend: insert, score and select, cold.
+        engine: what is said about an engine's result; None for a case without.
     """
 
     case: str
@@ -44,6 +52,12 @@ class Verification:
     score_tolerance: float
     topk_mismatches: int
     seconds: float
+    engine: EngineVerdict | None = None
+
+    @property
+    def backend_ok(self) -> bool:
+        """Whether the backend is right, whatever an engine made of the case."""
+        return self.max_score_error <= self.score_tolerance and self.topk_mismatches == 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,29 +80,37 @@ class Answer:
 
 
 def verify_case(
-    case: Case, name: str, backend: str = "auto", *, precision: Precision = "exact"
+    case: Case,
+    name: str,
+    backend: str = "auto",
+    *,
+    precision: Precision = "exact",
+    max_findings: int = MAX_FINDINGS,
 ) -> Verification:
-    """Run a case on a backend and compare.
+    """Run a case on a backend and compare; judge what an engine made of it, where that was recorded.
+
+    A call whose scores are larger than :data:`MAX_WHOLE_CELLS` is run in parts, which have the same rows.
 
     Raises:
         InvalidArgumentError: no such backend, or keys or queries that are not finite.
         BackendUnavailableError: the backend cannot run here.
     """
-    began = time.perf_counter()
-    result = load_case(case, backend, precision=precision).score()
-    if result.scores is None:
-        raise AssertionError("scores were asked for")
-    answer = Answer(
-        scores=result.scores.cpu().numpy(),
-        block_ids=result.block_ids.cpu().numpy(),
-        num_blocks=result.num_blocks.cpu().numpy(),
-        backend=result.backend,
-        precision=precision,
-    )
-    return judge(case, name, answer, time.perf_counter() - began)
+    if case.rows * case.num_score_blocks <= MAX_WHOLE_CELLS:
+        began = time.perf_counter()
+        answer = _answer(case, backend, precision)
+        return judge(case, name, answer, time.perf_counter() - began, max_findings)
+    held = in_pages(case)
+    judged = _Judgement(held, SCORE_TOLERANCE[precision], max_findings)
+    for part in parts(held, MAX_PART_CELLS):
+        began = time.perf_counter()
+        answer = _answer(part.case, backend, precision)
+        judged.add(part, answer, time.perf_counter() - began)
+    return judged.verification(name)
 
 
-def judge(case: Case, name: str, answer: Answer, seconds: float) -> Verification:
+def judge(
+    case: Case, name: str, answer: Answer, seconds: float, max_findings: int = MAX_FINDINGS
+) -> Verification:
     """Compare an answer, wherever it was computed, with the oracle and with what the case expects.
 
     Args:
@@ -96,28 +118,79 @@ def judge(case: Case, name: str, answer: Answer, seconds: float) -> Verification
         name: name of the case.
         answer: to a call with the case's own options.
         seconds: time that it took.
+        max_findings: differences of an engine's result that are kept.
     """
-    scores, block_ids = answer.scores, answer.block_ids
-    tolerance = SCORE_TOLERANCE[answer.precision]
-    oracle = run_oracle(case)
-    error = score_error(scores, oracle.scores, oracle.bounds)
-    if case.expected_scores is not None:
-        error = max(error, score_error(scores, case.expected_scores, oracle.bounds))
-    if scores.shape[2] < case.num_score_blocks:
-        mismatches = case.rows
-    else:
-        mismatches = mismatched_rows(case, scores, block_ids, oracle, tolerance)
-    if not np.array_equal(answer.num_blocks, case.num_blocks_per_query()):
-        mismatches = case.rows  # a row that sees other blocks is another row
-    return Verification(
-        case=name,
-        backend=answer.backend,
-        ok=error <= tolerance and mismatches == 0,
-        rows=case.rows,
-        max_score_error=error,
-        score_tolerance=tolerance,
-        topk_mismatches=mismatches,
-        seconds=seconds,
+    held = in_pages(case)
+    judged = _Judgement(held, SCORE_TOLERANCE[answer.precision], max_findings)
+    judged.backend, judged.seconds = answer.backend, seconds
+    for part in parts(held, MAX_PART_CELLS):
+        tokens = slice(part.first, part.first + part.case.total_q)
+        judged.add(
+            part,
+            replace(
+                answer,
+                scores=answer.scores[:, tokens],
+                block_ids=answer.block_ids[:, tokens],
+                num_blocks=answer.num_blocks[tokens],
+            ),
+            0.0,
+        )
+    if answer.scores.shape[2] < case.num_score_blocks:
+        judged.error, judged.mismatches = WRONG_CELL_ERROR, case.rows
+    return judged.verification(name)
+
+
+class _Judgement:
+    """A backend's answer and an engine's result, judged part by part."""
+
+    def __init__(self, case: Case, tolerance: float, max_findings: int) -> None:
+        self._case, self._tolerance = case, tolerance
+        self._engine = None if case.engine is None else EngineJudge(case, tolerance, max_findings)
+        self.backend, self.seconds = "", 0.0
+        self.error, self.mismatches = 0.0, 0
+
+    def add(self, part: Part, answer: Answer, seconds: float) -> None:
+        case, scores = part.case, answer.scores
+        oracle = run_oracle(case)
+        self.backend = answer.backend
+        self.seconds += seconds
+        self.error = max(self.error, score_error(scores, oracle.scores, oracle.bounds))
+        if case.expected_scores is not None:
+            self.error = max(self.error, score_error(scores, case.expected_scores, oracle.bounds))
+        sees_others = not np.array_equal(answer.num_blocks, case.num_blocks_per_query())
+        if scores.shape[2] < case.num_score_blocks or sees_others:
+            self.mismatches += case.rows  # a row that sees other blocks is another row
+        else:
+            self.mismatches += mismatched_rows(case, scores, answer.block_ids, oracle, self._tolerance)
+        if self._engine is not None:
+            self._engine.add(part, oracle)
+
+    def verification(self, name: str) -> Verification:
+        engine = None if self._engine is None else self._engine.verdict()
+        right = self.error <= self._tolerance and self.mismatches == 0
+        return Verification(
+            case=name,
+            backend=self.backend,
+            ok=right and (engine is None or engine.ok),
+            rows=self._case.rows,
+            max_score_error=self.error,
+            score_tolerance=self._tolerance,
+            topk_mismatches=self.mismatches,
+            seconds=self.seconds,
+            engine=engine,
+        )
+
+
+def _answer(case: Case, backend: str, precision: Precision) -> Answer:
+    result = load_case(case, backend, precision=precision).score()
+    if result.scores is None:
+        raise AssertionError("scores were asked for")
+    return Answer(
+        scores=result.scores.cpu().numpy(),
+        block_ids=result.block_ids.cpu().numpy(),
+        num_blocks=result.num_blocks.cpu().numpy(),
+        backend=result.backend,
+        precision=precision,
     )
 
 

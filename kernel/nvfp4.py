@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from kernel.backends.base import ScaleChoice
 from kernel.contract import GROUP_DIMS, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
 
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -67,7 +68,7 @@ def quantize_query(q: torch.Tensor) -> torch.Tensor:
     return e4m3_rne_satfinite(q.float())
 
 
-def quantize_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_keys(keys: torch.Tensor, choice: ScaleChoice = "six") -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise keys to NVFP4 as the contract has it.
 
     ``scale = e4m3_rne(clamp(amax / 6, 2^-9, 448))`` per 16 dims. The magnitude index of ``x`` is the number
@@ -75,6 +76,7 @@ def quantize_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     Args:
         keys: ``[n, 128]`` float32, bfloat16 or float16, finite.
+        choice: of each group's scale, see :data:`kernel.backends.base.ScaleChoice`.
 
     Returns:
         codes ``[n, 64]`` uint8 (dim 2i in the low nibble of byte i) and scales ``[n, 8]`` uint8.
@@ -83,7 +85,9 @@ def quantize_keys(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scales = keys.new_empty((keys.shape[0], GROUPS), dtype=torch.uint8)
     for start in range(0, keys.shape[0], _QUANTIZE_TOKENS):
         rows = slice(start, start + _QUANTIZE_TOKENS)
-        codes[rows], scales[rows] = _quantize_tokens(keys[rows])
+        codes[rows], scales[rows] = (
+            _quantize_tokens(keys[rows]) if choice == "six" else _four_over_six(keys[rows])
+        )
     return codes, scales
 
 
@@ -106,12 +110,26 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values.flatten(-2)
 
 
-def _quantize_tokens(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _four_over_six(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales by amax/6, or by amax/4 in groups whose largest error that makes smaller."""
+    by_six, by_four = _quantize_tokens(keys), _quantize_tokens(keys, 4.0)
+    wanted = keys.double().view(-1, GROUPS, GROUP_DIMS)
+    errors = [
+        (dequantize(*written).double().view(wanted.shape) - wanted).abs().amax(-1)
+        for written in (by_six, by_four)
+    ]
+    better = errors[1] < errors[0]
+    group_bytes = TOKEN_CODE_BYTES // GROUPS
+    codes = torch.where(better.repeat_interleave(group_bytes, dim=1), by_four[0], by_six[0])
+    return codes, torch.where(better, by_four[1], by_six[1])
+
+
+def _quantize_tokens(keys: torch.Tensor, top: float = 6.0) -> tuple[torch.Tensor, torch.Tensor]:
     groups = keys.float().reshape(-1, GROUPS, GROUP_DIMS)
     magnitudes = groups.abs()
     # float32 division is exact enough: next to a midpoint m of two E4M3 values, amax / 6 differs from m by at
     # least 2/3 of m's last place, so it never rounds onto m.
-    scales = (magnitudes.amax(-1) / 6.0).clamp(MIN_SCALE, E4M3_MAX).to(torch.float8_e4m3fn)
+    scales = (magnitudes.amax(-1) / top).clamp(MIN_SCALE, E4M3_MAX).to(torch.float8_e4m3fn)
     # Exact products: 3 significant bits times 4.
     limits = scales.float().unsqueeze(-1)
     codes = torch.zeros(groups.shape, dtype=torch.uint8, device=keys.device)

@@ -43,7 +43,9 @@ def bench(
 
     with one_line_errors(as_json, case), contextlib.ExitStack() as stack:
         on_step = stack.enter_context(status())
-        call = dataclasses.replace(read_case(case), expected_scores=None, expected_block_ids=None)
+        call = dataclasses.replace(
+            read_case(case), expected_scores=None, expected_block_ids=None, engine=None
+        )
         if url is None:
             if clients > 1:
                 raise InvalidArgumentError(

@@ -32,14 +32,14 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
     with one_line_errors(as_json), status() as on_step:
         on_step("looking around")
         chosen = registry.resolve(backend)
-        versions, devices = _versions(), _devices()
+        found_versions, found_devices = versions(), devices()
         backends = [dataclasses.asdict(found) for found in registry.statuses()]
         on_step(f"testing {chosen} against the oracle")
         test = run_selftest(chosen)
     if as_json:
         fields = {
-            "versions": versions,
-            "devices": devices,
+            "versions": found_versions,
+            "devices": found_devices,
             "backends": backends,
             "backend": chosen,
             "selftest": dataclasses.asdict(test),
@@ -47,8 +47,8 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
         print(json.dumps(fields))
     else:
         console = output()
-        console.print(_pairs("versions", versions))
-        console.print(_pairs("devices", devices))
+        console.print(_pairs("versions", found_versions))
+        console.print(_pairs("devices", found_devices))
         console.print(_backend_table(backends, chosen))
         verdict = "RIGHT: {} agrees" if test.ok else "WRONG: {} does not agree"
         console.print(
@@ -61,7 +61,8 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
         raise typer.Exit(MISMATCH)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Python, the system, and the packages that matter."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     for package in PACKAGES:
         try:
@@ -71,7 +72,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _devices() -> dict[str, str]:
+def devices() -> dict[str, str]:
+    """Processors and GPUs."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -72,6 +72,7 @@ def score(
             local_blocks=call.local_blocks if local_blocks is None else local_blocks,
             expected_scores=None,  # they are not looked at here, and need not fit other options
             expected_block_ids=None,
+            engine=None,
         )
         if url is None:
             reply = _score_here(call, order, backend, precision, return_scores=out is not None)

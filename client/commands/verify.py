@@ -32,19 +32,25 @@ def verify(
     cases: Annotated[list[str], typer.Argument(metavar="CASE...", help="Case files.")],
     backend: BackendOption = "auto",
     precision: PrecisionOption = Precision.exact,
+    findings: Annotated[
+        int, typer.Option(min=0, help="Differences of an engine's result that are told, faults first.")
+    ] = 1000,
     url: UrlOption = None,
     token: TokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a backend with the oracle, and with a case's expected outputs where it has them.
 
+    What an engine made of the call, where the case holds it, is judged as well: each difference is a legal
+    tie, rounding, or a fault, and the fault that explains the engine's result is named.
+
     With --url the sidecar scores, and the oracle of this machine judges its answer.
 
     With --json, one object a line and case: case, backend, ok, rows, max_score_error, score_tolerance,
-    topk_mismatches, seconds. Score errors are in units of the cell's sum of |q_i k_i|; a mismatch is a row
-    with other block ids than the right ones; seconds are the backend's own, cold, or with --url those until
-    the answer was here. A case that cannot be read is reported on stderr and does not stop the others; the
-    exit code is then 2.
+    topk_mismatches, seconds, engine. ok is of both; engine is null for a case without an engine's result.
+    Score errors are in units of the cell's sum of |q_i k_i|; a mismatch is a row with other block ids than
+    the right ones; seconds are the backend's own, cold, or with --url those until the answer was here. A case
+    that cannot be read is reported on stderr and does not stop the others; the exit code is then 2.
     """
     from client.failure import one_line_errors
     from client.terminal import output, progress
@@ -68,9 +74,11 @@ def verify(
                 if client is None:
                     from indexer.verify import verify_case
 
-                    result = verify_case(case, name, backend, precision=precision.value)
+                    result = verify_case(
+                        case, name, backend, precision=precision.value, max_findings=findings
+                    )
                 else:
-                    result = _verify_remote(client, case, name)
+                    result = _verify_remote(client, case, name, findings)
             except Exception as error:
                 if not isinstance(error, IndexerError) and not out_of_memory(error):
                     raise
@@ -85,13 +93,18 @@ def verify(
         console, table = output(pipe_width=WIDE), _table(done)
         unfolded = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS))
         console.print(table if unfolded.maximum <= console.width else _sentences(done))
+        for result in done:
+            if result.engine is not None:
+                from client.engine_report import print_engine
+
+                print_engine(console, result.case, result.engine)
     if failed:
         raise typer.Exit(FAILURE)
     if not all(result.ok for result in done):
         raise typer.Exit(MISMATCH)
 
 
-def _verify_remote(client: Client, case: Case, name: str) -> Verification:
+def _verify_remote(client: Client, case: Case, name: str, findings: int) -> Verification:
     from client.errors import BadReplyError
 
     began = time.perf_counter()
@@ -108,7 +121,7 @@ def _verify_remote(client: Client, case: Case, name: str) -> Verification:
         backend=reply.backend,
         precision=cast("PrecisionName", reply.precision),
     )
-    return judge(case, name, answer, seconds)
+    return judge(case, name, answer, seconds, findings)
 
 
 def _table(done: list[Verification]) -> Table:
@@ -124,7 +137,7 @@ def _table(done: list[Verification]) -> Table:
         table.add_column(column, justify="right")
     for result in done:
         table.add_row(
-            Text("ok", "green") if result.ok else Text("WRONG", "bold red"),
+            Text("ok", "green") if result.backend_ok else Text("WRONG", "bold red"),
             Text(printable(result.case)),
             Text(printable(result.backend)),
             str(result.rows),
@@ -143,7 +156,7 @@ def _sentences(done: list[Verification]) -> Group:
 
     parts: list[Text | Padding] = []
     for result in done:
-        word = Text("ok ", "green") if result.ok else Text("WRONG ", "bold red")
+        word = Text("ok ", "green") if result.backend_ok else Text("WRONG ", "bold red")
         word.overflow = "fold"
         parts.append(word.append(printable(result.case), "default not bold"))
         facts = (

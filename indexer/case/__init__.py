@@ -7,5 +7,15 @@ from __future__ import annotations
 
 from indexer.case.case import Case
 from indexer.case.codec import case_buffers, decode_case, encode_case, read_case, write_case
+from indexer.case.engine import EngineOrder, EngineRecord
 
-__all__ = ["Case", "case_buffers", "decode_case", "encode_case", "read_case", "write_case"]
+__all__ = [
+    "Case",
+    "EngineOrder",
+    "EngineRecord",
+    "case_buffers",
+    "decode_case",
+    "encode_case",
+    "read_case",
+    "write_case",
+]

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexer.case.container import DTYPES, Array, refuse, shown
+from indexer.case.array import check_array
+from indexer.case.container import Array, refuse, shown
+from indexer.case.engine import EngineRecord
 from kernel.contract import (
     BLOCK_TOKENS,
     GROUPS,
@@ -48,6 +50,7 @@ class Case:
         source: where the call comes from, for people.
         expected_scores: ``[H, total_q, S]`` float32, ``S`` at least the blocks of the longest request.
         expected_block_ids: ``[H, total_q, topk]`` int32.
+        engine: what an engine made of the call; it is judged, never taken for right.
 
     Raises:
         CaseFileError: naming the tensor or field, its value, the limit and the remedy.
@@ -65,6 +68,7 @@ class Case:
     source: str = ""
     expected_scores: Array | None = None
     expected_block_ids: Array | None = None
+    engine: EngineRecord | None = None
 
     def __post_init__(self) -> None:
         self._check_field("init_blocks", 0, MAX_FORCED_BLOCKS)
@@ -72,7 +76,7 @@ class Case:
         self._check_field("topk", 1, MAX_TOPK)
         if not all(char.isprintable() or char in "\n\t" for char in self.source):
             refuse("source", shown(self.source), "must be printable text", "leave control characters out")
-        _check_array("index_q", self.index_q, _QUERY_DTYPES, (None, None, HEAD_DIM))
+        check_array("index_q", self.index_q, _QUERY_DTYPES, (None, None, HEAD_DIM))
         if self.num_heads not in SUPPORTED_HEADS:
             refuse("index_q.shape[1]", self.num_heads, f"must be one of {SUPPORTED_HEADS}", "split the heads")
         self._check_lengths()
@@ -89,6 +93,12 @@ class Case:
                 "give one form",
             )
         self._check_expected()
+        if self.engine is not None:
+            self.engine.check(
+                shape=(self.num_heads, self.total_q, self.topk),
+                num_blocks=self.num_score_blocks,
+                num_pages=None if self.pages is None else len(self.pages),
+            )
 
     @property
     def num_heads(self) -> int:
@@ -144,8 +154,8 @@ class Case:
         object.__setattr__(self, name, number)
 
     def _check_lengths(self) -> None:
-        _check_array("seq_lens", self.seq_lens, ("I32",), (None,))
-        _check_array("cu_seqlens_q", self.cu_seqlens_q, ("I32",), (self.batch + 1,))
+        check_array("seq_lens", self.seq_lens, ("I32",), (None,))
+        check_array("cu_seqlens_q", self.cu_seqlens_q, ("I32",), (self.batch + 1,))
         starts = self.cu_seqlens_q
         if starts[0] != 0:
             refuse("cu_seqlens_q[0]", int(starts[0]), "must be 0", "write exclusive prefix sums")
@@ -161,7 +171,7 @@ class Case:
             refuse(f"seq_lens[{i}]", int(self.seq_lens[i]), limit, "count the queries' own keys in")
 
     def _check_keys(self, index_k: Array) -> None:
-        _check_array("index_k", index_k, _KEY_DTYPES, (None, HEAD_DIM))
+        check_array("index_k", index_k, _KEY_DTYPES, (None, HEAD_DIM))
         if index_k.shape[0] != self.total_k:
             limit = f"must be {self.total_k}, the sum of seq_lens"
             refuse("index_k.shape[0]", index_k.shape[0], limit, "write every request's keys, prefix included")
@@ -170,7 +180,7 @@ class Case:
         if pages.dtype != np.uint8 or pages.shape[1:] not in PAGE_SHAPES:
             limit = f"must be U8 [num_pages, {PAGE_BYTES}] or [num_pages, 128, 72]"
             refuse("pages", f"{pages.dtype} {list(pages.shape)}", limit, "write one page a row")
-        _check_array("block_table", block_table, ("I32",), (self.batch, None))
+        check_array("block_table", block_table, ("I32",), (self.batch, None))
         blocks = self._blocks()
         for i in np.flatnonzero(blocks > block_table.shape[1])[:1]:
             limit = f"must be at least {blocks[i]}, the blocks of seq_lens[{i}] = {self.seq_lens[i]}"
@@ -185,7 +195,7 @@ class Case:
 
     def _check_expected(self) -> None:
         if self.expected_scores is not None:
-            _check_array(
+            check_array(
                 "expected_scores", self.expected_scores, ("F32",), (self.num_heads, self.total_q, None)
             )
             if self.expected_scores.shape[2] < self.num_score_blocks:
@@ -193,19 +203,4 @@ class Case:
                 refuse("expected_scores.shape[2]", self.expected_scores.shape[2], limit, "write every block")
         if self.expected_block_ids is not None:
             shape = (self.num_heads, self.total_q, self.topk)
-            _check_array("expected_block_ids", self.expected_block_ids, ("I32",), shape)
-
-
-def _check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
-    if not isinstance(array, np.ndarray):
-        refuse(name, type(array).__name__, "must be a numpy array", "call numpy.asarray() on it")
-    if not any(array.dtype == DTYPES[dtype] for dtype in dtypes):
-        refuse(
-            f"{name}.dtype",
-            array.dtype,
-            f"must be one of {', '.join(dtypes)}",
-            f"call .astype({DTYPES[dtypes[0]].name})",
-        )
-    if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape)):
-        wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", "call .reshape() or slice it")
+            check_array("expected_block_ids", self.expected_block_ids, ("I32",), shape)

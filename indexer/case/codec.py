@@ -7,12 +7,14 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast, get_args
 
 from indexer.case.atomic import save_atomically
 from indexer.case.case import Case
 from indexer.case.container import Array, Buffer, Container, decode_container, refuse, shown
 from indexer.case.encoder import encode_container
+from indexer.case.engine import EngineOrder, EngineRecord
+from kernel.contract import PAGE_BYTES
 from kernel.errors import CaseFileError
 
 FORMAT = "nvfp4-indexer-case"
@@ -21,6 +23,9 @@ VERSION = "1"
 """The version of the format that is written and read."""
 REQUIRED_TENSORS = ("index_q", "cu_seqlens_q", "seq_lens")
 OPTIONAL_TENSORS = ("index_k", "pages", "block_table", "expected_scores", "expected_block_ids")
+ENGINE_TENSORS = ("engine_block_ids", "engine_scores", "page_ids", "new_keys")
+"""Optional tensors of what an engine made of the call."""
+ENGINE_FIELDS = ("engine_order", "page_stride", "layer")
 INT_FIELDS = ("init_blocks", "local_blocks", "topk")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
@@ -96,11 +101,12 @@ def _case(container: Container) -> Case:
         if metadata.get(name) != wanted:
             refuse(f"metadata {name}", shown(metadata.get(name)), f"must be {wanted!r}", "pass a case file")
     for name in metadata:
-        if name not in ("format", "version", "source", *INT_FIELDS):
+        if name not in ("format", "version", "source", *INT_FIELDS, *ENGINE_FIELDS):
             refuse("metadata", shown(name), "must be a field of the format", "put remarks into source")
+    known_tensors = REQUIRED_TENSORS + OPTIONAL_TENSORS + ENGINE_TENSORS
     for name in tensors:
-        if name not in REQUIRED_TENSORS + OPTIONAL_TENSORS:
-            known = ", ".join(REQUIRED_TENSORS + OPTIONAL_TENSORS)
+        if name not in known_tensors:
+            known = ", ".join(known_tensors)
             refuse("tensor", shown(name), f"must be one of {known}", "leave it out")
     for name in REQUIRED_TENSORS:
         if name not in tensors:
@@ -118,6 +124,27 @@ def _case(container: Container) -> Case:
         local_blocks=_integer("local_blocks", metadata.get("local_blocks")),
         topk=_integer("topk", metadata.get("topk")),
         source=metadata.get("source", ""),
+        engine=_engine(container),
+    )
+
+
+def _engine(container: Container) -> EngineRecord | None:
+    tensors, metadata = container.tensors, container.metadata
+    if not any(name in tensors for name in ENGINE_TENSORS) and not any(
+        name in metadata for name in ENGINE_FIELDS
+    ):
+        return None
+    order = metadata.get("engine_order", "any")
+    if order not in get_args(EngineOrder):
+        refuse("metadata engine_order", shown(order), "must be score, block or any", "write one of them")
+    return EngineRecord(
+        block_ids=tensors.get("engine_block_ids"),
+        scores=tensors.get("engine_scores"),
+        order=cast("EngineOrder", order),
+        page_ids=tensors.get("page_ids"),
+        page_stride=_integer("page_stride", metadata.get("page_stride", str(PAGE_BYTES))),
+        new_keys=tensors.get("new_keys"),
+        layer=_integer("layer", metadata["layer"]) if "layer" in metadata else None,
     )
 
 
@@ -130,10 +157,24 @@ def _integer(name: str, text: str | None) -> int:
 
 
 def _tensors(case: Case) -> dict[str, Array]:
-    arrays = {name: getattr(case, name) for name in REQUIRED_TENSORS + OPTIONAL_TENSORS}
+    # Pages first: a mapped file's are then aligned as scoring wants them, and need not be copied.
+    names = ("pages", *REQUIRED_TENSORS, *(name for name in OPTIONAL_TENSORS if name != "pages"))
+    arrays: dict[str, Array | None] = {name: getattr(case, name) for name in names}
+    if case.engine is not None:
+        arrays |= {
+            "engine_block_ids": case.engine.block_ids,
+            "engine_scores": case.engine.scores,
+            "page_ids": case.engine.page_ids,
+            "new_keys": case.engine.new_keys,
+        }
     return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _metadata(case: Case) -> dict[str, str]:
     integers = {name: str(getattr(case, name)) for name in INT_FIELDS}
-    return {"format": FORMAT, "version": VERSION, "source": case.source, **integers}
+    metadata = {"format": FORMAT, "version": VERSION, "source": case.source, **integers}
+    if case.engine is not None:
+        metadata |= {"engine_order": case.engine.order, "page_stride": str(case.engine.page_stride)}
+        if case.engine.layer is not None:
+            metadata["layer"] = str(case.engine.layer)
+    return metadata

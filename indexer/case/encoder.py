@@ -11,8 +11,8 @@ import numpy as np
 from indexer.case.container import DTYPES, LENGTH_BYTES, MAX_HEADER_BYTES, Array, Buffer
 from kernel.errors import CaseFileError
 
-HEADER_ALIGNMENT = 8
-"""Bytes the first tensor's place is a multiple of."""
+HEADER_ALIGNMENT = 16
+"""Bytes the first tensor's place in the container is a multiple of: what pages need."""
 _NAMES: dict[np.dtype[Any], str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -48,7 +48,7 @@ def encode_container(tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
         # Python's buffers know nothing of bfloat16 and float8.
         buffers.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % HEADER_ALIGNMENT)
+    text += b" " * (-(LENGTH_BYTES + len(text)) % HEADER_ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
         raise CaseFileError(
             "header length", len(text), f"must be at most {MAX_HEADER_BYTES} bytes", "shorten the metadata"

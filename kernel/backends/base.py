@@ -13,6 +13,10 @@ Precision = Literal["exact", "fast"]
 Order = Literal["score", "block"]
 """Order of a row's block ids: score descending, or block id ascending; ``-1`` last in both."""
 
+ScaleChoice = Literal["six", "four_over_six"]
+"""How insert chooses a group's scale. ``six``: amax/6, the contract. ``four_over_six``: amax/4 where the
+group's largest error, as it is scored, is then strictly smaller. Pages of either are read alike."""
+
 SCORE_TOLERANCE: dict[Precision, float] = {"exact": 2.0**-16, "fast": 2.0**-9}
 """Largest score error allowed, in units of ``sum_i |q_i k_i|``."""
 

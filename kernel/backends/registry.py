@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from kernel.backends.base import Backend, Precision
+from kernel.backends.base import Backend, Precision, ScaleChoice
 from kernel.errors import BackendUnavailableError, InvalidArgumentError
 
 
@@ -40,6 +40,8 @@ _BACKENDS = {
     "flydsl-sim": _Entry("kernel.backends.flydsl_sim", automatic=False),
 }
 BACKEND_NAMES = tuple(_BACKENDS)
+CHOOSING_BACKENDS = ("cpu", "reference")
+"""Backends whose insert can choose a group's scale."""
 
 
 def status(name: str) -> BackendStatus:
@@ -70,7 +72,10 @@ def resolve(name: str) -> str:
 
 
 def create(
-    name: str = "auto", device: str | torch.device | None = None, precision: Precision = "exact"
+    name: str = "auto",
+    device: str | torch.device | None = None,
+    precision: Precision = "exact",
+    scale_choice: ScaleChoice = "six",
 ) -> Backend:
     """Make a backend.
 
@@ -78,13 +83,25 @@ def create(
         name: a backend's name or ``auto``.
         device: a torch device the backend can use; its default device when None.
         precision: see :data:`kernel.backends.base.Precision`.
+        scale_choice: see :data:`kernel.backends.base.ScaleChoice`; some backends have only ``six``.
 
     Raises:
-        InvalidArgumentError: no such backend, device or precision.
+        InvalidArgumentError: no such backend, device, precision or scale choice.
         BackendUnavailableError: it cannot run here.
     """
-    make = cast("Callable[[str | None, Precision], Backend]", _load(resolve(name), "create"))
-    return make(device_name(device), precision)
+    chosen = resolve(name)
+    if scale_choice == "six":
+        make = cast("Callable[[str | None, Precision], Backend]", _load(chosen, "create"))
+        return make(device_name(device), precision)
+    if chosen not in CHOOSING_BACKENDS:
+        raise InvalidArgumentError(
+            "scale_choice",
+            repr(scale_choice),
+            f"backend {chosen} writes keys with amax/6 only",
+            f"use six, or backend {' or '.join(CHOOSING_BACKENDS)}",
+        )
+    choosing = cast("Callable[[str | None, Precision, ScaleChoice], Backend]", _load(chosen, "create"))
+    return choosing(device_name(device), precision, scale_choice)
 
 
 def device_name(device: str | torch.device | None) -> str | None:

@@ -23,6 +23,7 @@ VERIFY_KEYS = [
     "score_tolerance",
     "topk_mismatches",
     "seconds",
+    "engine",
 ]
 """Of one line of ``verify --json``, in order."""
 

@@ -61,6 +61,7 @@ def test_keys_are_those_of_json(case: Case) -> None:
         "score_tolerance",
         "topk_mismatches",
         "seconds",
+        "engine",
     ]
     assert json.loads(json.dumps(WRONG_CELL_ERROR)) == WRONG_CELL_ERROR
 

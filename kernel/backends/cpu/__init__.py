@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.backends.base import Precision
+from kernel.backends.base import Precision, ScaleChoice
 from kernel.backends.cpu.backend import CpuBackend
 from kernel.errors import InvalidArgumentError
 
@@ -14,12 +14,13 @@ def probe() -> tuple[bool, str]:
     return True, "runs wherever torch does"
 
 
-def create(device: str | None, precision: Precision) -> CpuBackend:
+def create(device: str | None, precision: Precision, scale_choice: ScaleChoice = "six") -> CpuBackend:
     """Make the backend.
 
     Args:
         device: ``cpu`` or None.
         precision: either; float32 accumulation meets both bounds, and results are the same.
+        scale_choice: of the keys that it inserts.
 
     Raises:
         InvalidArgumentError: any other device or precision.
@@ -30,4 +31,4 @@ def create(device: str | None, precision: Precision) -> CpuBackend:
         raise InvalidArgumentError(
             "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
         )
-    return CpuBackend(precision)
+    return CpuBackend(precision, scale_choice)

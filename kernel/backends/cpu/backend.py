@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernel.backends.base import Order, Precision
+from kernel.backends.base import Order, Precision, ScaleChoice
 from kernel.backends.cpu.score import ScoreStream
 from kernel.backends.cpu.topk import RunningTopk, select_topk
 from kernel.batch import ScoreBatch
@@ -23,7 +23,8 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, precision: Precision = "exact") -> None:
+    def __init__(self, precision: Precision = "exact", scale_choice: ScaleChoice = "six") -> None:
+        self._scale_choice: ScaleChoice = scale_choice
         self.device = torch.device("cpu")
         self.precision: Precision = precision
         self._stream = ScoreStream()
@@ -38,7 +39,7 @@ class CpuBackend:
         kept = slots >= 0
         if not bool(kept.all()):
             keys, slots = keys[kept], slots[kept]
-        codes, scales = quantize_keys(keys)
+        codes, scales = quantize_keys(keys, self._scale_choice)
         page_ids, tokens = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
         codes_of(pages)[page_ids, tokens] = codes
         scales_of(pages)[page_ids, tokens] = scales

@@ -7,7 +7,7 @@ rounded once to float32.
 
 from __future__ import annotations
 
-from kernel.backends.base import Precision
+from kernel.backends.base import Precision, ScaleChoice
 from kernel.backends.reference.backend import ReferenceBackend
 from kernel.errors import InvalidArgumentError
 
@@ -19,7 +19,7 @@ def probe() -> tuple[bool, str]:
     return True, "numpy on any CPU"
 
 
-def create(device: str | None, precision: Precision) -> ReferenceBackend:
+def create(device: str | None, precision: Precision, scale_choice: ScaleChoice = "six") -> ReferenceBackend:
     """Make the oracle.
 
     Raises:
@@ -31,4 +31,4 @@ def create(device: str | None, precision: Precision) -> ReferenceBackend:
         raise InvalidArgumentError(
             "precision", repr(precision), "must be 'exact'", "the reference backend has no faster arithmetic"
         )
-    return ReferenceBackend()
+    return ReferenceBackend(scale_choice)

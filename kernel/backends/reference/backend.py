@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernel.backends.base import Order, Precision
+from kernel.backends.base import Order, Precision, ScaleChoice
 from kernel.backends.reference.page_bytes import write_token
 from kernel.backends.reference.quantizer import quantize_keys
 from kernel.backends.reference.scorer import score_batch
@@ -22,9 +22,12 @@ class ReferenceBackend:
     device = torch.device("cpu")
     precision: Precision = "exact"
 
+    def __init__(self, scale_choice: ScaleChoice = "six") -> None:
+        self._scale_choice: ScaleChoice = scale_choice
+
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise keys to NVFP4 and scatter them into pages."""
-        codes, scale_bytes = quantize_keys(float_values(keys))
+        codes, scale_bytes = quantize_keys(float_values(keys), self._scale_choice)
         page_bytes = pages.numpy()
         for key, slot in enumerate(slots.tolist()):
             if slot >= 0:

@@ -1,0 +1,61 @@
+"""HTML in small pieces: text is escaped, pictures lie in the page."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterable, Sequence
+
+
+def text(value: object) -> str:
+    """A value as text."""
+    return html.escape(str(value))
+
+
+def paragraph(value: object, kind: str = "") -> str:
+    """A paragraph of text."""
+    return f"<p{_class(kind)}>{text(value)}</p>"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, words: Iterable[int] = (0,)) -> str:
+    """A table; numbers to the right but in the columns ``words``."""
+    left = set(words)
+    head = "".join(
+        f"<th{_class('w' if i in left else '')}>{text(name)}</th>" for i, name in enumerate(columns)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{_class('w' if i in left else '')}>{text(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    head = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def picture(png: bytes, alt: str) -> str:
+    """A PNG file inside the page."""
+    return f'<img alt="{text(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def badge(ok: bool, right: str, wrong: str) -> str:
+    """A word in green or red."""
+    return f'<span class="badge {"ok" if ok else "bad"}">{text(right if ok else wrong)}</span>'
+
+
+def tile(label: str, value: str, note: str = "") -> str:
+    """A figure with its name."""
+    return (
+        f'<div class="tile"><div class="label">{text(label)}</div><div class="value">{text(value)}</div>'
+        f'<div class="note">{text(note)}</div></div>'
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A section with a heading."""
+    name = title.lower().replace(" ", "-")
+    return f'<section id="{text(name)}"><h2>{text(title)}</h2>{"".join(parts)}</section>'
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""

@@ -1,0 +1,201 @@
+"""The page: a report's parts as HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from client.report.engine import engine_section
+from client.report.html import badge, paragraph, picture, section, table, text, tile
+from client.report.sections import Gathered
+from indexer.key_fidelity import CaseFidelity
+from indexer.plan_balance import PlanBalance
+
+_STYLE = Path(__file__).with_name("style.css")
+
+
+def report_page(gathered: Gathered) -> str:
+    """The whole page, with nothing outside of it."""
+    parts = [_summary(gathered)]
+    if gathered.verification.engine is not None:
+        parts.append(engine_section(gathered.verification.engine))
+    parts.append(_verification(gathered))
+    parts.append(_fidelity(gathered))
+    parts.append(_profile(gathered))
+    if "map" in gathered.pictures:
+        alt = "score map of head 0 with the selected blocks outlined"
+        parts.append(section("Scores and selection", picture(gathered.pictures["map"], alt)))
+    parts.append(section("Machine", table(("", ""), gathered.environment.items(), words=(0, 1))))
+    titles = [part.split("<h2>")[1].split("</h2>")[0] for part in parts]
+    links = "".join(f'<a href="#{title.lower().replace(" ", "-")}">{title}</a>' for title in titles)
+    name = text(Path(gathered.name).name)
+    style = _STYLE.read_text(encoding="utf-8")
+    source = text(gathered.case.source) or "no source stated"
+    return (
+        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>nvfp4-indexer report: {name}</title><style>{style}</style></head>"
+        f"<body><header><div><h1>{name}</h1><p>{source}</p><nav>{links}</nav></div></header>"
+        f"<main>{''.join(parts)}<footer>Made by nvfp4-indexer report. It holds no key and no query.</footer>"
+        "</main></body></html>\n"
+    )
+
+
+def _summary(gathered: Gathered) -> str:
+    case, verification = gathered.case, gathered.verification
+    engine = verification.engine
+    tiles = [
+        tile("Call", f"{case.rows:,} rows", f"{case.total_q:,} queries, {case.num_heads} heads"),
+        tile("Requests", f"{case.batch:,}", f"up to {int(case.seq_lens.max(initial=0)):,} keys"),
+        tile(
+            "Selection",
+            f"best {case.topk}",
+            f"{case.init_blocks} init, {case.local_blocks} local blocks forced",
+        ),
+    ]
+    if engine is not None:
+        tiles.append(tile("Engine's faulty rows", f"{engine.fault_rows:,}", f"of {engine.rows:,}"))
+    if gathered.fidelity is not None and gathered.fidelity.counted_rows:
+        nvfp4 = gathered.fidelity.formats[1]
+        tiles.append(tile("Recall of NVFP4 keys", f"{nvfp4.mean:.4f}", f"worst row {nvfp4.worst:.3f}"))
+    warm = gathered.profiles[-1]
+    tiles.append(tile("Time, warm", f"{warm.device_ms:,.2f} ms", f"{warm.times_floor:.1f} times the floor"))
+    words = [f"<p>{badge(verification.backend_ok, 'backend right', 'backend wrong')} "]
+    if engine is not None:
+        words.append(badge(engine.ok, "engine right", "engine wrong"))
+        if engine.causes:
+            words.append(f" <b>{text(' or '.join(cause.name for cause in engine.causes))}</b>")
+    return section("Summary", "".join(words) + "</p>", f'<div class="tiles">{"".join(tiles)}</div>')
+
+
+def _verification(gathered: Gathered) -> str:
+    found = gathered.verification
+    row = (
+        found.backend,
+        f"{found.rows:,}",
+        f"{found.topk_mismatches:,}",
+        f"{found.max_score_error:.2g}",
+        f"{found.score_tolerance:.2g}",
+        f"{found.seconds:.2f}",
+    )
+    return section(
+        "Backend",
+        paragraph(
+            "This machine's backend against the oracle, and against the outputs that the case expects."
+        ),
+        table(("backend", "rows", "wrong rows", "largest score error", "allowed", "seconds, cold"), [row]),
+        paragraph("Score errors are in units of the cell's sum of |q k|.", "soft"),
+    )
+
+
+def _fidelity(gathered: Gathered) -> str:
+    shown = gathered.fidelity
+    if shown is None:
+        why = (
+            "The case holds NVFP4 pages, not the keys they were quantised from: what they cost is not known."
+        )
+        return section("Fidelity", paragraph(why))
+    if not shown.counted_rows:
+        return section(
+            "Fidelity", paragraph("Every row has room for all the blocks it sees: nothing is chosen.")
+        )
+    parts = [
+        paragraph(
+            f"Blocks that unquantised bf16 keys select and cheaper keys select too, forced blocks left out, "
+            f"over the {shown.counted_rows:,} of {shown.rows:,} rows that have a choice."
+        )
+    ]
+    if "fidelity" in gathered.pictures:
+        parts.append(picture(gathered.pictures["fidelity"], "recall by head and row, margins and errors"))
+    return section("Fidelity", *parts, _formats(shown), "<h3>Rows that NVFP4 costs most</h3>", _worst(shown))
+
+
+def _formats(shown: CaseFidelity) -> str:
+    rows: list[tuple[object, ...]] = []
+    for found in shown.formats:
+        error = "" if found.score_error is None else f"{found.score_error:.3g}"
+        masses = f"{100 * found.lost_mass:.3f} %", f"{100 * found.worst_lost_mass:.2f} %"
+        counted = f"{shown.counted_rows:,}"
+        rows.append((found.name, "all", counted, f"{found.mean:.4f}", f"{found.worst:.3f}", error, *masses))
+        if len(found.heads) > 1:
+            rows += [
+                ("", head.head, f"{head.rows:,}", f"{head.mean:.4f}", f"{head.worst:.3f}", "", "", "")
+                for head in found.heads
+            ]
+    columns = ("keys", "head", "rows", "recall", "worst row", "score rms error", "mass lost", "worst row")
+    note = (
+        "Mass is that of a softmax over q.k / sqrt(128) of the case's own queries and keys: what attention "
+        f"would lose if its logits were the indexer's. The best blocks hold {100 * shown.kept_mass:.2f} % of "
+        "it; less than nothing is lost where other blocks hold more."
+    )
+    return table(columns, rows) + paragraph(note, "soft")
+
+
+def _worst(shown: CaseFidelity) -> str:
+    rows = [
+        (
+            row.request,
+            row.head,
+            f"{row.position:,}",
+            f"{row.recall:.3f}",
+            f"{row.gap:.3g}",
+            f"{100 * row.lost_mass:.2f} %",
+            ", ".join(map(str, row.missed)),
+        )
+        for row in shown.worst_rows
+    ]
+    columns = ("request", "head", "position", "recall", "gap at the last place", "mass lost", "blocks missed")
+    return table(columns, rows, words=(6,))
+
+
+def _profile(gathered: Gathered) -> str:
+    cold, warm = gathered.profiles
+    parts = []
+    if "profile" in gathered.pictures:
+        parts.append(picture(gathered.pictures["profile"], "roofline, and balance of the gfx950 plan"))
+    rows = [
+        (
+            before.stage,
+            *(f"{time:,.3f}" for time in (before.median_ms, before.min_ms, before.max_ms)),
+            *(f"{time:,.3f}" for time in (after.median_ms, after.min_ms, after.max_ms)),
+        )
+        for before, after in zip(cold.stages, warm.stages)
+    ]
+    columns = ("stage", "cold median ms", "least", "most", "warm median ms", "least", "most")
+    floor = cold.floor
+    speeds = [
+        (
+            "compute",
+            f"{cold.flop / 1e9:,.3f} GFLOP",
+            f"{cold.tflops:.4g} TFLOP/s",
+            f"{warm.tflops:.4g} TFLOP/s",
+            f"{floor.tflops:.4g} TFLOP/s",
+        ),
+        (
+            "memory",
+            f"{cold.bytes / 1e6:,.3f} MB",
+            f"{cold.tbps:.4g} TB/s",
+            f"{warm.tbps:.4g} TB/s",
+            f"{floor.tbps:.4g} TB/s",
+        ),
+    ]
+    about = (
+        f"{cold.backend} on {cold.device}, {cold.precision}, median of {cold.repeats} runs. The floor is the "
+        f"longer of work and bytes at the device's own speed ({floor.source}): "
+        f"{max(floor.compute_ms, floor.memory_ms):,.3f} ms, set by {floor.bound_by}."
+    )
+    plan = [] if gathered.balance is None else [paragraph(_plan(gathered.balance))]
+    return section(
+        "Profile",
+        paragraph(about),
+        *parts,
+        table(columns, rows),
+        table(("", "work", "cold", "warm", "device alone"), speeds),
+        *plan,
+    )
+
+
+def _plan(balance: PlanBalance) -> str:
+    return (
+        f"gfx950 launch plan, predicted: {balance.items:,} workgroups for {balance.slots} slots of "
+        f"{balance.compute_units} compute units, {100 * balance.busy_share:.0f} % busy until the last ends."
+    )

@@ -1,0 +1,34 @@
+"""A fault that an engine may have, as something that can be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from indexer.explain.evidence import Evidence
+from indexer.explain.replica import Prediction, Steps, predict
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One fault.
+
+    Attributes:
+        name: the fault in a few words.
+        family: the kind of fault.
+        says: what goes wrong and where to look, one sentence.
+        predict: what an engine with this fault would give for a sample's rows.
+        fitted: 0 if nothing is fitted to the engine's result. What was fitted explains more than it should:
+            of two that explain as much, the one with less is taken.
+    """
+
+    name: str
+    family: str
+    says: str
+    predict: Callable[[Evidence], Prediction]
+    fitted: int = 0
+
+
+def by_steps(steps: Callable[[Evidence], Steps]) -> Callable[[Evidence], Prediction]:
+    """A prediction from the steps that a fault changes."""
+    return lambda evidence: predict(evidence, steps(evidence))

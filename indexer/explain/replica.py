@@ -1,0 +1,169 @@
+"""Scores of a sample's rows, with each step of the contract open to be done wrong."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.explain.evidence import Evidence, Floats, Ints
+from indexer.explain.page_keys import PageKeys, right_keys
+from kernel.backends.reference.formats import e4m3_bytes, e4m3_values
+from kernel.batch import INIT_SCORE, LOCAL_SCORE
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
+
+CHUNK_PAGES = 64
+"""Pages dequantised at a time: 4 MiB of keys."""
+
+PageOf = Callable[[Evidence, int, int], "NDArray[np.uint8] | None"]
+"""Evidence, request, block to the bytes ``[9216]`` read for it; None where the file does not hold them."""
+Forced = Callable[[Floats, Ints, Evidence], Floats]
+"""Scores ``[R, S]``, causal blocks ``[R]``, evidence to the scores with sentinels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a way of computing gives.
+
+    Attributes:
+        scores: ``[R, S]``: ``-inf`` where a row sees nothing, NaN where the file does not tell.
+        num_blocks: ``[R]`` blocks that a row selects from.
+        slack: ``[R]`` how far sums in fp32 may differ.
+        id_scores: ``[R, S]`` what ids are selected by, where that is not ``scores``.
+        id_blocks: ``[R]`` likewise.
+    """
+
+    scores: Floats
+    num_blocks: Ints
+    slack: NDArray[np.float64]
+    id_scores: Floats | None = None
+    id_blocks: Ints | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """How scores are computed; the defaults are the contract's.
+
+    Attributes:
+        keys: page bytes to keys.
+        page_of: which bytes a block of a request is read from.
+        queries: ``[R, 128]`` query of each row; the contract's when None.
+        position: ``[R]`` positions, which say how many blocks a row sees; the contract's when None.
+        last_key: ``[R]`` last key that a row sees; its position when None.
+        first_absent: ``[R]`` keys from this one on are not there; no such key when None.
+        absent_is_zero: whether those are read as zero; they are left out otherwise.
+        forced: puts in the sentinels.
+    """
+
+    keys: PageKeys = right_keys
+    page_of: PageOf | None = None
+    queries: Floats | None = None
+    position: Ints | None = None
+    last_key: Ints | None = None
+    first_absent: Ints | None = None
+    absent_is_zero: bool = False
+    forced: Forced | None = None
+
+
+def predict(evidence: Evidence, steps: Steps | None = None) -> Prediction:
+    """Score the sample's rows."""
+    steps = steps or Steps()
+    position = evidence.position if steps.position is None else steps.position
+    last_key = position if steps.last_key is None else steps.last_key
+    num_blocks = position // BLOCK_TOKENS + 1
+    queries = right_queries(evidence) if steps.queries is None else steps.queries
+    scores: Floats = np.full((len(position), evidence.num_score_blocks), -np.inf, dtype=np.float32)
+    largest = 0.0
+    for request in np.unique(evidence.request):
+        rows = np.flatnonzero(evidence.request == request)
+        blocks = -(-int(evidence.case.seq_lens[request]) // BLOCK_TOKENS)
+        for first in range(0, min(blocks, int(num_blocks[rows].max())), CHUNK_PAGES):
+            count = min(CHUNK_PAGES, blocks - first)
+            pages, known = _pages(evidence, steps.page_of or by_table, int(request), first, count)
+            keys = steps.keys(pages)
+            largest = max(largest, float(np.nanmax(np.einsum("ptd,ptd->pt", keys, keys), initial=0.0)))
+            best = _best(queries[rows], keys, first, steps, rows, last_key[rows])
+            best[:, ~known] = np.nan
+            scores[rows, first : first + count] = best
+    blocks_of = np.arange(scores.shape[1])
+    scores[blocks_of >= num_blocks[:, None]] = -np.inf
+    scores = (steps.forced or by_contract)(scores, num_blocks, evidence)
+    norms = np.sqrt(np.square(queries, dtype=np.float64).sum(axis=1))
+    slack = 2 * evidence.tolerance * norms * np.sqrt(largest) + 1e-30
+    return Prediction(scores, num_blocks, slack)
+
+
+def _best(queries: Floats, keys: Floats, first: int, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
+    """Largest product with a visible key of each block, from block ``first`` on: ``[rows, blocks]``."""
+    count = len(keys)
+    with np.errstate(invalid="ignore"):
+        flat: Floats = queries @ keys.reshape(-1, HEAD_DIM).T
+    products: Floats = flat.reshape(len(queries), count, BLOCK_TOKENS)
+    if np.isnan(keys).any():
+        # A NaN product wins in no maximum of hardware; the contract counts a NaN score as -inf, too.
+        products[np.isnan(products)] = -np.inf
+    tokens = np.arange(BLOCK_TOKENS)
+    if steps.first_absent is not None:
+        place = (first + np.arange(count))[:, None] * BLOCK_TOKENS + tokens
+        absent = place >= steps.first_absent[rows][:, None, None]
+        products = np.where(absent, np.float32(0 if steps.absent_is_zero else -np.inf), products)
+    best: Floats = products.max(axis=2)
+    end = last_key // BLOCK_TOKENS - first  # the only block that a row sees a part of
+    best[np.arange(count) > end[:, None]] = -np.inf
+    (cut,) = np.nonzero((end >= 0) & (end < count))
+    seen = tokens <= (last_key[cut] % BLOCK_TOKENS)[:, None]
+    best[cut, end[cut]] = np.where(seen, products[cut, end[cut]], -np.inf).max(axis=1)
+    return best
+
+
+def by_table(evidence: Evidence, request: int, block: int) -> NDArray[np.uint8] | None:
+    """The page of the block table."""
+    page: NDArray[np.uint8] = evidence.pages[evidence.table[request, block]]
+    return page
+
+
+def by_contract(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
+    """Init blocks, then local blocks over them."""
+    return force(scores, num_blocks, evidence.case.init_blocks, evidence.case.local_blocks)
+
+
+def force(scores: Floats, num_blocks: Ints, init_blocks: int, local_blocks: int) -> Floats:
+    """The first ``init_blocks`` and the last ``local_blocks`` of a row's blocks forced, local over init."""
+    blocks, ends = np.arange(scores.shape[1]), num_blocks[:, None]
+    scores = np.where((blocks < ends) & (blocks < init_blocks), np.float32(INIT_SCORE), scores)
+    local = (blocks < ends) & (blocks >= ends - local_blocks)
+    return np.where(local, np.float32(LOCAL_SCORE), scores)
+
+
+def right_queries(evidence: Evidence) -> Floats:
+    """``[R, 128]`` queries as they are scored, in E4M3."""
+    return quantised(evidence.case.index_q[evidence.token, evidence.head].astype(np.float64))
+
+
+def quantised(queries: NDArray[np.float64]) -> Floats:
+    """Values after the contract's cast to E4M3."""
+    return e4m3_values(e4m3_bytes(queries)).astype(np.float32)
+
+
+def renamed(prediction: Prediction, scores: Prediction | None, ids: Prediction | None) -> Prediction:
+    """A prediction whose scores, or what its ids are selected by, come from others."""
+    by = ids or prediction
+    base = scores or prediction
+    return replace(base, id_scores=by.scores, id_blocks=by.num_blocks)
+
+
+@functools.lru_cache(maxsize=1)
+def _nothing() -> NDArray[np.uint8]:
+    return np.zeros(PAGE_BYTES, dtype=np.uint8)
+
+
+def _pages(
+    evidence: Evidence, page_of: PageOf, request: int, first: int, count: int
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Bytes of ``count`` blocks ``[count, 9216]``, and which of them the file holds."""
+    found = [page_of(evidence, request, block) for block in range(first, first + count)]
+    known = np.array([page is not None for page in found])
+    return np.stack([_nothing() if page is None else page for page in found]), known

@@ -1,0 +1,45 @@
+"""Random numbers whose bits do not depend on numpy's version: it promises that of raw PCG64 only."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+
+class Stream:
+    """Bell-shaped numbers from a seed: sums of four 16-bit integers, of variance 1 and exact in fp32."""
+
+    _SCALE = np.float32(np.sqrt(3.0) / 65536)
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.PCG64(seed)
+
+    def normal(self, *shape: int) -> Floats:
+        """Numbers of mean 0 and variance 1."""
+        count = int(np.prod(shape))
+        parts = self._raw(count).view("<u2").reshape(count, 4).astype(np.int64)
+        # Integers are added in one way only; a mean of floats would differ from machine to machine.
+        centred = (2 * parts.sum(axis=1) - 4 * 65535).astype(np.float32)
+        values: Floats = centred * np.float32(self._SCALE / 2)
+        return values.reshape(shape)
+
+    def integers(self, low: int, high: int, count: int) -> NDArray[np.int64]:
+        """Integers from ``low`` to ``high - 1``; what a modulus favours is below 2^-32."""
+        return (self._raw(count) % np.uint64(high - low)).astype(np.int64) + low
+
+    def unit_rms(self, *shape: int) -> Floats:
+        """Vectors of mean square 1 over the last axis, as index queries and keys are normalised."""
+        values = self.normal(*shape)
+        squares = np.square(values.astype(np.float64)).cumsum(axis=-1)[..., -1:]  # one order of adding
+        return (values / np.sqrt(squares / shape[-1]).astype(np.float32)).astype(np.float32)
+
+    def _raw(self, count: int) -> NDArray[np.uint64]:
+        return np.asarray(self._bits.random_raw(count), dtype="<u8")
+
+
+def bf16(values: Floats) -> NDArray[np.generic]:
+    """As index queries and keys come from a model."""
+    return values.astype(ml_dtypes.bfloat16)
