@@ -128,10 +128,10 @@ def scalar_load(dwords: int, address: Value) -> Value:
     return llvm.load(kind, pointer(address, CONSTANT), alignment=4, invariant=True)
 
 
-def buffer(address: Value, num_bytes: int) -> Value:
-    """Buffer descriptor: reads at or past ``num_bytes`` give 0 and touch no memory."""
+def buffer(address: Value, num_bytes: Value) -> Value:
+    """Buffer descriptor: dwords read at or past ``num_bytes`` are 0 and touch no memory."""
     base = fx.inttoptr(fx.PointerType.get(T.i8, fx.AddressSpace.Global, 1), fx.Int64(i64(address)))
-    return fx.rocdl.get_buffer_rsrc(fx.rocdl.make_buffer_ptr(base, num_records_bytes=fx.Int64(num_bytes)))
+    return fx.rocdl.get_buffer_rsrc(fx.rocdl.make_buffer_ptr(base, num_records_bytes=wide(num_bytes)))
 
 
 def buffer_load(dwords: int, descriptor: Value, num_bytes: Value) -> Value:
