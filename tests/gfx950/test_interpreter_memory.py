@@ -159,6 +159,21 @@ def test_a_load_across_the_end_of_a_buffer_gives_the_dwords_before_it(dwords: in
     np.testing.assert_array_equal(target, wanted)
 
 
+def test_of_a_buffer_of_one_dword_a_long_load_gives_that() -> None:
+    """No lane's second dword lies inside; lanes behind it get 0."""
+    source, target = words(1, 4), np.full(4 * 64, 7, np.uint32)
+    body = f"""{DESCRIPTORS}
+        s_mov_b32 s10, 4
+        v_lshlrev_b32_e32 v2, 4, v0
+        buffer_load_dwordx4 v[10:13], v2, s[8:11], 0 offen
+        s_waitcnt vmcnt(0)
+        buffer_store_dwordx4 v[10:13], v2, s[12:15], 0 offen
+    """
+    two_buffers(source, target, body)
+    assert target[0] == source[0]
+    assert not target[1:].any()
+
+
 @pytest.mark.parametrize(
     ("text", "lane"),
     [

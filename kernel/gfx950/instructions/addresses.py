@@ -63,7 +63,8 @@ def buffer_address(
         inside = offsets[lanes]
         if lanes.size and int(inside.max()) + moved + size > records:
             if cut and not (records % 4 or np.any((inside + moved) % 4)):
-                return Target(lanes, inside + (base + moved), (records - moved - inside) // 4)
+                dwords = np.minimum((records - moved - inside) // 4, size // 4)
+                return Target(lanes, inside + (base + moved), dwords)
             at = int(np.argmax(inside + moved + size > records))
             raise UnsupportedInstructionError(
                 f"{size} bytes at offset {int(inside[at]) + moved} cross the end of a buffer of {records}",

@@ -68,7 +68,7 @@ def _read(
         return wave.machine.load(target.addresses, size, target.lanes, request)
     values = np.zeros((size // 4, target.lanes.size), np.uint32)
     known = np.ones(values.shape, np.bool_)
-    for at in range(size // 4):
+    for at in range(int(target.dwords.max())):
         inside = target.dwords > at
         addresses, lanes = target.addresses[inside] + 4 * at, target.lanes[inside]
         found, defined = wave.machine.load(addresses, 4, lanes, request)
