@@ -35,7 +35,7 @@ def _load(form: Form, destination: Operand, find: AddressSource) -> Step:
 
     def step(wave: Wave) -> None:
         target = find(wave)
-        wave.refuse_in_flight(first, count)
+        wave.supersede_loads(first, count)
         request = Request(wave.index, wave.epoch, line)
         result = np.zeros((count, 64), np.uint32)
         defined: npt.NDArray[np.bool_] | None = None
