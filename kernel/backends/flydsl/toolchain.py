@@ -6,7 +6,7 @@ import importlib.util
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -63,20 +63,38 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         DeviceUnavailableError: see :func:`prepare`.
     """
     prepare()
-    from kernel.backends.flydsl import score_prefill
+    from kernel.backends.flydsl import score_decode, score_prefill
 
     settings = {"COMPILE_ONLY": "1"}
     if cache_dir is not None:
         settings["FLYDSL_RUNTIME_CACHE_DIR"] = str(cache_dir)
     with _environment(settings):
-        return [score_prefill.compile_for(heads) for heads in SUPPORTED_HEADS]
+        return [
+            scorer.compile_for(heads) for scorer in (score_prefill, score_decode) for heads in SUPPORTED_HEADS
+        ]
 
 
 def assembly(heads: int) -> tuple[str, str]:
-    """Compile the prefill scorer afresh, past FlyDSL's cache.
+    """:func:`assembly_of` the prefill scorer for ``heads`` index heads."""
+    prepare()
+    from kernel.backends.flydsl import score_prefill
+
+    return assembly_of(lambda: score_prefill.compile_for(heads))
+
+
+def decode_assembly(heads: int) -> tuple[str, str]:
+    """:func:`assembly_of` the decode scorer for ``heads`` index heads."""
+    prepare()
+    from kernel.backends.flydsl import score_decode
+
+    return assembly_of(lambda: score_decode.compile_for(heads))
+
+
+def assembly_of(compile_kernel: Callable[[], str]) -> tuple[str, str]:
+    """Compile a kernel afresh, past FlyDSL's cache.
 
     Args:
-        heads: index heads, H.
+        compile_kernel: compiles it with FlyDSL and returns its name.
 
     Returns:
         The kernel's name and the compiler's assembly text, which is the binary: assembled again it gives the
@@ -86,8 +104,6 @@ def assembly(heads: int) -> tuple[str, str]:
         DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
     """
     prepare()
-    from kernel.backends.flydsl import score_prefill
-
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "COMPILE_ONLY": "1",
@@ -96,7 +112,7 @@ def assembly(heads: int) -> tuple[str, str]:
             "FLYDSL_DUMP_DIR": folder,
         }
         with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
-            name = score_prefill.compile_for(heads)
+            name = compile_kernel()
         texts = list(Path(folder).rglob("*.s"))  # FlyDSL goes on without where it cannot write
         if len(texts) != 1:
             raise DeviceUnavailableError(
