@@ -75,7 +75,7 @@ class Variant:
 VARIANTS = (
     *(Variant(best) for best in CLASSES),
     *(Variant(best, 0) for best in CLASSES),
-    *(Variant(CLASSES[0], groups) for groups in (LANES, 4 * LANES)),
+    *(Variant(CLASSES[0], groups) for groups in (LANES, 2 * LANES, 4 * LANES, 8 * LANES)),
 )
 """Every kernel."""
 

@@ -67,6 +67,8 @@ class CandidateList:
     def __init__(self, best: int, lane: Value, lds: Value) -> None:
         self.best, self.lane, self.lds = best, lane, lds
         self._slots = -(-(limit(best) + SLICE) // LANES)
+        self._often_long = best == LANES
+        # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
 
     def append(
         self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, legal: Sequence[Value] = ()
@@ -89,37 +91,49 @@ class CandidateList:
 
     def cut_if_long(self, state: State, ordered: bool) -> State:
         """Cut a list past its limit; ``ordered``: what follows has higher ids than what is in it."""
-        return self._if_longer(limit(self.best), state, ordered)
+        return self._cut_if(limit(self.best), state, ordered)
 
     def ranked(self, state: State, ordered: bool) -> tuple[State, Ranked]:
         """The candidates, one a lane, and their places; a list longer than a wave is cut first."""
-        state = self._if_longer(LANES, state, ordered)
+        if not self._often_long:
+            state = self._cut_if(LANES, state, ordered)
+            return state, self._ranked(*self._rank(state), state)
+
+        def cut() -> list[Value]:
+            """A cut leaves the list in order."""
+            left = self._cut(state, ordered)
+            lane = fx.Int32(d.pin(self.lane))
+            return [*left, self._load(lane), lane]
+
+        count, bound, candidate, place = d.if_else(
+            fx.Int32(state.count) > LANES,
+            [T.i32, T.i32, T.i64, T.i32],
+            cut,
+            lambda: [*state, *self._rank(state)],
+        )
+        state = State(count, bound)
+        return state, self._ranked(candidate, place, state)
+
+    def _ranked(self, candidate: Value, place: Value, state: State) -> Ranked:
+        return Ranked(candidate, fx.Int32(place), self.lane < state.count)
+
+    def _rank(self, state: State) -> list[Value]:
+        """A candidate and its place, of at most 64."""
         count = fx.Int32(state.count)
         self._pad(count)
-
-        def one_way() -> list[Value]:
-            mine, places = self._places(count, 1)
-            return [mine[0], places[0]]
-
-        candidate, place = d.if_else(
-            count <= _HALF, [T.i64, T.i32], lambda: self._places_by_halves(count), one_way
+        return d.if_else(
+            count <= _HALF, [T.i64, T.i32], lambda: self._halves(count), lambda: self._wave(count)
         )
-        return state, Ranked(candidate, fx.Int32(place), self.lane < count)
+
+    def _cut_if(self, most: int, state: State, ordered: bool) -> State:
+        longer = fx.Int32(state.count) > most
+        return State(*d.if_else(longer, [T.i32, T.i32], lambda: self._cut(state, ordered), lambda: state))
 
     def _entry(self, index: Value) -> Value:
         return d.offset(self.lds, index * _BYTES)
 
     def _load(self, index: Value) -> Value:
         return llvm.load(T.i64, self._entry(index), alignment=_BYTES)
-
-    def _if_longer(self, most: int, state: State, ordered: bool) -> State:
-        cut = d.if_else(
-            fx.Int32(state.count) > most,
-            [T.i32, T.i32],
-            lambda: self._cut(state, ordered),
-            lambda: state,
-        )
-        return State(*cut)
 
     def _pad(self, count: fx.Int32) -> None:
         """Candidates that beat nothing behind the end: comparisons go in steps of ``_SURE``, then 4."""
@@ -131,34 +145,37 @@ class CandidateList:
         two = llvm.load(d.vector_type(2, T.i64), address, alignment=2 * _BYTES)
         return [llvm.extractelement(two, d.i32(k)) for k in range(2)]
 
-    def _places(self, count: fx.Int32, slots: int) -> tuple[list[Value], list[Value]]:
-        """Candidates ``64 s + lane`` and their places, for each slot s."""
+    def _places(self, count: fx.Int32, slots: int, first: int) -> tuple[list[Value], list[Value]]:
+        """Candidates ``64 s + lane`` and their places, for each slot s; ``first`` are compared unasked."""
         lane = fx.Int32(d.pin(self.lane))  # else rare paths' addresses are computed, and kept, for every row
         mine = [self._load(lane + LANES * s) for s in range(slots)]
 
-        def counted(first: Value, num: int, places: Sequence[Value]) -> list[Value]:
-            base = self._entry(first)
-            for at in range(0, num, 2):
-                for other in self._pair(d.offset(base, _BYTES * at)):
+        def counted(at: Value, num: int, places: Sequence[Value]) -> list[Value]:
+            base = self._entry(at)
+            for pair in range(0, num, 2):
+                for other in self._pair(d.offset(base, _BYTES * pair)):
                     places = [_one_more(p, other, m) for p, m in zip(places, mine)]
             return list(places)
 
         places: list[Value] = [d.i32(0)] * slots
-        first = _SURE if slots == 1 else 0
         if first:
             places = counted(d.as_int32(0), first, places)
         return mine, d.for_range(first, count, 4, places, lambda i, p: counted(i, 4, p))
 
-    def _places_by_halves(self, count: fx.Int32) -> list[Value]:
-        """The same of at most 32 candidates: both halves of the wave hold them all, and each compares them
-        with every other pair."""
+    def _wave(self, count: fx.Int32) -> list[Value]:
+        mine, places = self._places(count, 1, _SURE)
+        return [mine[0], places[0]]
+
+    def _halves(self, count: fx.Int32) -> list[Value]:
+        """Of at most 32: both halves of the wave hold them all, and each compares them with every other
+        pair."""
         mine = self._load(self.lane & (_HALF - 1))
         own_pair = d.offset(self.lds, d.shift_right(self.lane, 1) & (2 * _BYTES))
 
-        def counted(first: Value, num: int, place: Value) -> Value:
-            base = d.offset(own_pair, first * _BYTES)
-            for at in range(0, num, 4):
-                for other in self._pair(d.offset(base, _BYTES * at)):
+        def counted(at: Value, num: int, place: Value) -> Value:
+            base = d.offset(own_pair, at * _BYTES)
+            for pair in range(0, num, 4):
+                for other in self._pair(d.offset(base, _BYTES * pair)):
                     place = _one_more(place, other, mine)
             return place
 
@@ -168,17 +185,24 @@ class CandidateList:
         return [mine, low + high]
 
     def _cut(self, state: State, ordered: bool) -> State:
-        """The best of a long list; then a column must beat the last of them, or equal it where its id may be
-        lower."""
+        """The best of a long list, in order; then a column must beat the last of them, or equal it where its
+        id may be lower."""
         count = fx.Int32(state.count)
         self._pad(count)
-        mine, places = self._places(count, self._slots)
-        wave_sync()
-        lane = fx.Int32(d.pin(self.lane))
-        for s in range(self._slots):
-            kept = (lane + LANES * s < count) & (fx.Int32(places[s]) < self.best)
-            d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
-        wave_sync()
+
+        def keep(slots: int) -> None:
+            mine, places = self._places(count, slots, 0)
+            wave_sync()
+            lane = fx.Int32(d.pin(self.lane))
+            for s in range(slots):
+                kept = (lane + LANES * s < count) & (fx.Int32(places[s]) < self.best)
+                d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
+            wave_sync()
+
+        if self._often_long:
+            d.if_then(count <= 2 * LANES, lambda: keep(2), lambda: keep(self._slots))
+        else:
+            keep(self._slots)
         last = d.offset(self.lds, _BYTES * (self.best - 1) + 4)  # the list was longer: there is one
         key = d.uniform(llvm.load(T.i32, last, alignment=4))
         return State(d.i32(self.best), d.maximum(state.bound, key + 1 if ordered else key))

@@ -6,6 +6,8 @@ A KEY is an int32 with the contract's order of scores: NaN as -inf, -0.0 as +0.0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
@@ -50,7 +52,8 @@ class KeyOrder:
             T.i32, [d.i32(0x7FFFFFFF)], "; pin", "=s,0", has_side_effects=False
         )
         # The median of x, y and keep[j]: the larger of x and y where bit j of the lane is 0, else the lesser.
-        self.keep = [sign_of_bit(lane, j) ^ 0x7FFFFFFF for j in range(4)]
+        self.keep = [sign_of_bit(lane, j) ^ 0x7FFFFFFF for j in range(6)]
+        self._in_odd_row = (lane & 16) != 0
 
     def key(self, bits: Value) -> fx.Int32:
         """The key of a score's bits. + 0 makes -0 +0 and quiets NaN; the maximum with -inf drops NaN."""
@@ -60,27 +63,38 @@ class KeyOrder:
         operands = [bits, arith.shrsi(bits, d.i32(31)), self.magnitude_mask, d.i32(_ONE_WITHOUT_SIGN)]
         return fx.Int32(llvm.call_intrinsic(T.i32, "llvm.amdgcn.bitop3", operands, [], []))
 
-    def bound(self, maxima: Value) -> fx.Int32:
-        """A key that at least ``best`` of the 64 lanes' maxima reach; uniform, above ``NO_COLUMN``.
+    @property
+    def maxima(self) -> int:
+        """How many of its greatest keys a lane must keep for :meth:`bound`."""
+        return 2 if self.best == 64 else 1
 
-        Of 16: the 16th largest exactly, by a bitonic sort of each row of 16 lanes and two merges of which
-        only the larger half is kept. Whichever exchange went wrong, the result would be the least of 16
-        different lanes' maxima: too low at worst. Of 32 and 64 it is the least maximum of lane pairs, or of
-        lanes.
+    def bound(self, maxima: Sequence[Value]) -> fx.Int32:
+        """The 16th or 32nd largest of the 64 lanes' maxima, or the 64th of two of each lane.
+
+        That many columns reach it. By bitonic networks that keep only what can matter: whichever exchange
+        went wrong, the result would be the least of as many different lanes' keys, too low at worst.
+
+        Args:
+            maxima: each lane's greatest keys, descending.
+
+        Returns:
+            The key, uniform and above ``NO_COLUMN``.
         """
-        x = maxima
         if self.best == 16:
-            x = self._sorted_rows(x)
-            low, high = swapped(16, x)
+            low, high = swapped(16, self._sorted_rows(maxima[0]))
             x = self._merged_rows(d.maximum(low, moved(high, ROW_MIRROR)), row_rotate(8))
             low, high = swapped(32, x)
             x = d.maximum(low, moved(high, ROW_MIRROR))
         elif self.best == 32:
-            x = d.maximum(x, moved(x, QUAD_XOR1))
+            x = d.maximum(*self._halves_against_each_other(self._sorted_halves(maxima[0])))
+        else:
+            ascending = self._sorted_wave(fx.Int32(maxima[1]) ^ -1) ^ -1
+            x = d.maximum(self._sorted_wave(maxima[0]), ascending)
         for lanes in (8, 4, 2, 1):
             x = d.minimum(x, moved(x, row_rotate(lanes)))
-        if self.best > 16:
+        if self.best >= 32:
             x = d.minimum(*swapped(16, x))
+        if self.best == 64:
             x = d.minimum(*swapped(32, x))
         return d.maximum(d.uniform(x), LEAST_BOUND)
 
@@ -103,6 +117,24 @@ class KeyOrder:
         x = self._exchange(x, moved(moved(x, ROW_HALF_MIRROR), QUAD_XOR3), 2)
         x = self._exchange(x, moved(x, QUAD_XOR2), 1)
         return self._exchange(x, moved(x, QUAD_XOR1), 0)
+
+    def _sorted_halves(self, x: Value) -> fx.Int32:
+        """Each half of the wave in descending order."""
+        low, high = swapped(16, self._sorted_rows(x))
+        x = median(low, moved(high, ROW_MIRROR), self.keep[4])
+        return self._merged_rows(x, row_rotate(8))
+
+    def _sorted_wave(self, x: Value) -> fx.Int32:
+        """The 64 lanes in descending order."""
+        x = median(*self._halves_against_each_other(self._sorted_halves(x)), self.keep[5])
+        x = median(*swapped(16, x), self.keep[4])
+        return self._merged_rows(x, row_rotate(8))
+
+    def _halves_against_each_other(self, x: Value) -> tuple[fx.Int32, fx.Int32]:
+        """The lower half's lane i, and the upper half's lane 31 - i, in both halves."""
+        low, high = swapped(32, x)
+        even, odd = swapped(16, moved(high, ROW_MIRROR))
+        return low, fx.Int32(d.select(self._in_odd_row, even, odd))
 
     def _exchange(self, x: Value, partner: Value, bit: int) -> fx.Int32:
         return median(x, partner, self.keep[bit])

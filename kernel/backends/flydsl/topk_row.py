@@ -10,7 +10,7 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl.lanes import LANES, Value, any_lane, ballot, of_lane, wave_sync
+from kernel.backends.flydsl.lanes import LANES, Value, any_lane, ballot, median, of_lane, wave_sync
 from kernel.backends.flydsl.topk_candidates import SLICE, CandidateList, Ranked, State, limit, list_bytes
 from kernel.backends.flydsl.topk_order import LEAST_BOUND, NO_COLUMN, KeyOrder
 from kernel.plan import MAXIMA_BLOCKS
@@ -78,13 +78,18 @@ class RowSelector:
         lane_first = self.lane * width
 
         def body(base: Value, values: list[Value]) -> list[Value]:
-            count, bound, best, *raw = values
+            count, bound, maxima, raw = (
+                values[0],
+                values[1],
+                values[2:start_of_cells],
+                values[start_of_cells:],
+            )
             ahead = raw if once else self._load(cells, base + chunk, slices, width)
             left = cells.num - base  # cells relative to base: their numbers stay literals
             keys = [self._keys(raw[u], lane_first + covered * u, left, width) for u in range(slices)]
             for key in (key for of_slice in keys for key in of_slice):
-                best = d.maximum(best, key)
-            state = State(count, d.maximum(bound, self.order.bound(best)))
+                maxima = _with(key, maxima)
+            state = State(count, d.maximum(bound, self.order.bound(maxima)))
             for u in range(slices):
                 not_id = d.as_int32(-1 - covered * u) - base - lane_first
                 not_ids = [not_id - j for j in range(width)]
@@ -92,9 +97,10 @@ class RowSelector:
                     state = self.list.append(keys[u], not_ids, state)
                 else:
                     state = self._append_slice(keys[u], not_ids, state, fits)
-            return [*state, best, *ahead]
+            return [*state, *maxima, *ahead]
 
-        start = [d.i32(0), d.i32(LEAST_BOUND), d.i32(NO_COLUMN)]
+        start = [d.i32(0), d.i32(LEAST_BOUND), *[d.i32(NO_COLUMN)] * self.order.maxima]
+        start_of_cells = len(start)
         start += self._load(cells, d.as_int32(0), slices, width)
         done = body(d.as_int32(0), start) if once else d.for_range(0, cells.num, chunk, start, body)
         return State(done[0], done[1])
@@ -214,3 +220,9 @@ class RowSelector:
                 higher = fx.Int32(d.element(four, j)) > not_id
                 lower = arith.addi(lower, arith.extui(T.i32, as_ir_value(higher)))
         return fx.Int32(lower)
+
+
+def _with(key: Value, maxima: Sequence[Value]) -> list[Value]:
+    """The one or two greatest keys of a lane, descending, and one more key."""
+    greatest = d.maximum(maxima[0], key)
+    return [greatest] if len(maxima) == 1 else [greatest, median(key, maxima[0], maxima[1])]
