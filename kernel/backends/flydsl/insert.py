@@ -21,7 +21,8 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl.insert_quantize import KeyType, quantized, unpacked
+from kernel.backends.flydsl.insert_quantize import quantized, unpacked
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUP_DIMS, GROUPS
 
 THREADS = 256

@@ -6,6 +6,7 @@ import torch
 
 from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.compiled import CompiledKernels, Launch
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.runtime import Device, launching, preflight
 from kernel.contract import BLOCK_TOKENS
 
@@ -29,15 +30,9 @@ class InsertLauncher:
             LaunchError: a HIP call failed; what the slots hold is undefined.
         """
         from kernel.backends.flydsl import insert
-        from kernel.backends.flydsl.insert_quantize import KeyType
 
         if not keys.shape[0] or not pages.shape[0]:
             return
-        key_type = {
-            torch.bfloat16: KeyType.BFLOAT16,
-            torch.float16: KeyType.FLOAT16,
-            torch.float32: KeyType.FLOAT32,
-        }[keys.dtype]
         key_bytes = keys.element_size()
         alignment = insert.LOAD_BYTES
         if keys.stride(1) != 1 or keys.stride(0) * key_bytes % alignment or keys.data_ptr() % alignment:
@@ -57,7 +52,7 @@ class InsertLauncher:
                 -(-num // insert.KEYS_PER_WORKGROUP),
             )
             with launching(self._device, [keys, pages, slots]) as stream:
-                self._compiled.launch(key_type, *arguments, stream)
+                self._compiled.launch(KeyType.of(keys.dtype), *arguments, stream)
 
 
 def _compile_and_launch(*arguments: int) -> Launch:

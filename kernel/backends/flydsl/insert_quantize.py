@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl.device import Value
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.contract import GROUP_DIMS
 from kernel.nvfp4 import E4M3_MAX, MIN_SCALE
 
@@ -39,19 +39,6 @@ _UPPER = -65536
 _SCALE_SHIFT, _SCALE_BIAS = 20, 120 << 3
 """Mantissa bits that fp32 has beyond E4M3's 3, and the difference of the exponents' biases there."""
 _CODE_SHIFT = 22
-
-
-class KeyType(Enum):
-    """Types that keys may have."""
-
-    BFLOAT16 = "bf16"
-    FLOAT16 = "fp16"
-    FLOAT32 = "fp32"
-
-    @property
-    def num_bytes(self) -> int:
-        """Of one value."""
-        return 4 if self is KeyType.FLOAT32 else 2
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from kernel.backends.flydsl import linker
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.runtime import TARGET
+from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
@@ -63,14 +65,20 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         DeviceUnavailableError: see :func:`prepare`.
     """
     prepare()
-    from kernel.backends.flydsl import score_decode, score_prefill
+    from kernel.backends.flydsl import insert, score_decode, score_prefill, topk
 
     settings = {"COMPILE_ONLY": "1"}
     if cache_dir is not None:
         settings["FLYDSL_RUNTIME_CACHE_DIR"] = str(cache_dir)
     with _environment(settings):
         return [
-            scorer.compile_for(heads) for scorer in (score_prefill, score_decode) for heads in SUPPORTED_HEADS
+            *(
+                score.compile_for(heads)
+                for score in (score_prefill, score_decode)
+                for heads in SUPPORTED_HEADS
+            ),
+            *map(topk.compile_for, VARIANTS),
+            *map(insert.compile_for, KeyType),
         ]
 
 
@@ -88,6 +96,22 @@ def decode_assembly(heads: int) -> tuple[str, str]:
     from kernel.backends.flydsl import score_decode
 
     return assembly_of(lambda: score_decode.compile_for(heads))
+
+
+def topk_assembly(variant: Variant) -> tuple[str, str]:
+    """:func:`assembly_of` a top-k kernel."""
+    prepare()
+    from kernel.backends.flydsl import topk
+
+    return assembly_of(lambda: topk.compile_for(variant))
+
+
+def insert_assembly(key_type: KeyType) -> tuple[str, str]:
+    """:func:`assembly_of` the insert kernel for keys of a type."""
+    prepare()
+    from kernel.backends.flydsl import insert
+
+    return assembly_of(lambda: insert.compile_for(key_type))
 
 
 def assembly_of(compile_kernel: Callable[[], str]) -> tuple[str, str]:

@@ -35,62 +35,9 @@ import flydsl.expr as fx
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl.lanes import LANES
 from kernel.backends.flydsl.topk_candidates import SLICE, State
-from kernel.backends.flydsl.topk_order import CLASSES
 from kernel.backends.flydsl.topk_row import GROUP_CHUNK, QUAD, ROW_CHUNK, Cells, RowSelector, lds_bytes
+from kernel.backends.flydsl.topk_variants import THREADS, WAVES, Variant
 from kernel.plan import MAXIMA_BLOCKS
-
-WAVES = 4
-THREADS = WAVES * LANES
-_SHORT_ROWS = 4
-"""Rows that a wave takes one after the other, where they are short: what is a lane's is computed once."""
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One compiled kernel.
-
-    Attributes:
-        best: class of k: 16, 32 or 64.
-        most_groups: groups of a row at most, all of them in registers at once; 0 for rows of any length; None
-            where a row is selected from its scores alone.
-    """
-
-    best: int
-    most_groups: int | None = None
-
-    @property
-    def name(self) -> str:
-        """The kernel's symbol."""
-        if self.most_groups is None:
-            return f"topk_scan_k{self.best}"
-        blocks = f"_b{self.most_groups * MAXIMA_BLOCKS}" if self.most_groups else ""
-        return f"topk_group_k{self.best}{blocks}"
-
-    @property
-    def rows_per_wave(self) -> int:
-        """Rows that a wave selects one after the other."""
-        return 1 if self.most_groups is None else _SHORT_ROWS
-
-
-VARIANTS = (
-    *(Variant(best) for best in CLASSES),
-    *(Variant(best, 0) for best in CLASSES),
-    *(Variant(CLASSES[0], groups) for groups in (LANES, 2 * LANES, 4 * LANES, 8 * LANES)),
-)
-"""Every kernel."""
-
-
-def variant_for(k: int, num_blocks: int, grouped: bool) -> Variant:
-    """The kernel for ``k`` ids of rows of ``num_blocks`` blocks at most."""
-    best = next(best for best in CLASSES if k <= best)
-    fitting = [
-        one
-        for one in VARIANTS
-        if one.best == best
-        and (one.most_groups is not None) == grouped
-        and (not one.most_groups or num_blocks <= one.most_groups * MAXIMA_BLOCKS)
-    ]
-    return min(fitting, key=lambda one: one.most_groups or num_blocks)
 
 
 @dataclass(frozen=True)

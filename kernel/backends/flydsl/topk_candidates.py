@@ -97,7 +97,8 @@ class CandidateList:
         """The candidates, one a lane, and their places; a list longer than a wave is cut first."""
         if not self._often_long:
             state = self._cut_if(LANES, state, ordered)
-            return state, self._ranked(*self._rank(state), state)
+            candidate, place = self._rank(state)
+            return state, self._ranked(candidate, place, state)
 
         def cut() -> list[Value]:
             """A cut leaves the list in order."""

@@ -8,6 +8,7 @@ from kernel.backends.base import Order
 from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.compiled import CompiledKernels, Launch
 from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.backends.flydsl.topk_variants import MAX_BLOCKS, WAVES, variant_for
 from kernel.errors import InvalidArgumentError
 
 _MAX_HEADS = 65_535
@@ -47,14 +48,11 @@ class TopkLauncher:
             LaunchError: a HIP call failed; outputs are undefined.
             InvalidArgumentError: a row is longer than the kernels can count.
         """
-        from kernel.backends.flydsl import topk
-        from kernel.backends.flydsl.topk_row import MAX_COLUMNS
-
         heads, tokens, columns = scores.shape
         k = block_ids.shape[2]
-        if columns > MAX_COLUMNS:
+        if columns > MAX_BLOCKS:
             raise InvalidArgumentError(
-                "scores.shape[2]", columns, f"must be at most {MAX_COLUMNS}", "shorten the rows"
+                "scores.shape[2]", columns, f"must be at most {MAX_BLOCKS}", "shorten the rows"
             )
         if not (heads and tokens and k):
             return
@@ -66,8 +64,8 @@ class TopkLauncher:
             maxima = _with_rows_of_cells(maxima)
             tensors.append(maxima)
         written = block_ids if block_ids.stride(2) == 1 or k == 1 else torch.empty_like(block_ids)
-        variant = topk.variant_for(k, columns, maxima is not None)
-        rows = topk.WAVES * variant.rows_per_wave
+        variant = variant_for(k, columns, maxima is not None)
+        rows = WAVES * variant.rows_per_wave
         for first in range(0, tokens, _MAX_LAUNCH_TOKENS):
             num = min(tokens - first, _MAX_LAUNCH_TOKENS)
             arguments = (

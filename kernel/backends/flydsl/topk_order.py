@@ -31,8 +31,6 @@ NO_COLUMN = -(2**31)
 """Key of no column: below the key of -inf."""
 LEAST_BOUND = NO_COLUMN + 1
 """A bound that every column reaches, and no column's absence."""
-CLASSES = (16, 32, 64)
-"""A kernel selects the best 16, 32 or 64; the first ``k`` of them are given out."""
 _ONE_WITHOUT_SIGN = 0x78
 """``v_bitop3`` truth table of ``a ^ (b & c)``."""
 

@@ -13,6 +13,7 @@ from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl.lanes import LANES, Value, any_lane, ballot, median, of_lane, wave_sync
 from kernel.backends.flydsl.topk_candidates import SLICE, CandidateList, Ranked, State, limit, list_bytes
 from kernel.backends.flydsl.topk_order import LEAST_BOUND, NO_COLUMN, KeyOrder
+from kernel.backends.flydsl.topk_variants import NO_GROUP
 from kernel.plan import MAXIMA_BLOCKS
 
 QUAD = SLICE // LANES
@@ -23,10 +24,6 @@ GROUP_CHUNK = 512
 """As ``ROW_CHUNK``, of groups: those of 8,192 blocks."""
 _GROUPS_A_PASS = LANES * QUAD // MAXIMA_BLOCKS
 """Groups whose columns one load instruction of the wave reads."""
-NO_GROUP = 1 << 25
-"""A group past every row: the 32-bit byte offset of its columns lies behind any row's end."""
-MAX_COLUMNS = NO_GROUP * MAXIMA_BLOCKS - SLICE
-"""Columns of a row at most."""
 
 
 def lds_bytes(best: int, grouped: bool) -> int:
