@@ -4,13 +4,15 @@
     maxima[head, token, group] = max of the scores of 16 consecutive blocks, sentinels included
 
 A request has at most 16 query rows (row = token * H + head): one N-tile of the matrix instruction. A wave
-reads its own pages, each byte once and by one wave, straight into registers in the layout that the MFMA
-wants, and dequantises there: nothing is shared but the look-up table.
+reads its own pages, each byte once and by one wave, and dequantises in the layout that the MFMA wants:
+nothing is shared but the look-up table.
 
-    memory, 9,216 B a page        registers, 4 pages in flight               registers
-    codes, scales --------------> 128 + 16 B a lane and page --LUT in LDS--> A: 16 keys (8 times a page)
+    memory, 9,216 B a page        in flight: 4 pages in registers            registers
+    codes, scales --------------> or 2 in LDS, by wave         --LUT in LDS--> A: 16 keys (8 times a page)
                   non-temporal    refilled part by part                      B: 16 query rows
                                                                              D: fp32 [16 tokens][16 rows]
+
+Which of the two ``Layout`` s is faster only the device can tell: the scores are the same bits.
 
 The speed limit is memory: 9,216 B a page at 8 TB/s over 256 CUs are about 700 clocks of a CU, and a page's
 302 vector instructions, 4 clocks each and spread over four SIMDs, are about 302.
@@ -23,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import cast
+from typing import Literal, cast
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
@@ -33,15 +35,21 @@ from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.score_decode_arguments import LDS_BYTES, LUT_AT, DecodeArguments
 from kernel.backends.flydsl.score_decode_output import clear_spread_maxima, store_spread_maxima
-from kernel.backends.flydsl.score_decode_page import PageScorer
+from kernel.backends.flydsl.score_decode_registers import RegisterPages
 from kernel.backends.flydsl.score_decode_request import RequestScorer
 from kernel.backends.flydsl.score_decode_share import Share
+from kernel.backends.flydsl.score_decode_staged import STAGED_LDS_BYTES, StagedPages
+
+Layout = Literal["registers", "staged"]
+"""Where pages are on their way: in registers, or in LDS by DMA."""
 
 
-def trace(heads: int, arguments: DecodeArguments, workgroup: fx.Int32, thread: fx.Int32) -> None:
+def trace(
+    heads: int, layout: Layout, arguments: DecodeArguments, workgroup: fx.Int32, thread: fx.Int32
+) -> None:
     """Trace the kernel's body for one lane."""
     lane, wave = thread & (geo.LANES - 1), d.uniform(d.shift_right(thread, 6))
-    lds = d.shared_memory(LDS_BYTES)
+    lds = d.shared_memory(LDS_BYTES if layout == "registers" else STAGED_LDS_BYTES)
     lut_offset = thread * geo.LUT_ENTRY_BYTES
     entry = d.load(2, d.offset(d.pointer(arguments.lut, d.GLOBAL), d.wide(lut_offset)))
     share = Share(arguments, workgroup, wave, lane, lds)
@@ -51,19 +59,19 @@ def trace(heads: int, arguments: DecodeArguments, workgroup: fx.Int32, thread: f
     d.store(entry, d.offset(d.offset(lds, lut_offset), LUT_AT), geo.LUT_ENTRY_BYTES)
     clear_spread_maxima(lds, thread)
     d.lds_barrier()
-    page = PageScorer(lds, lane)
+    page = RegisterPages(lds, lane) if layout == "registers" else StagedPages(lds, wave, lane)
     share.for_each(lambda part: RequestScorer(heads, arguments, share, part, page).run())
     store_spread_maxima(share)
 
 
-def build(heads: int) -> Callable[..., None]:
+def build(heads: int, layout: Layout) -> Callable[..., None]:
     """The FlyDSL launcher for ``heads`` index heads.
 
     Returns:
         A function of :class:`DecodeArguments`' fields in order, the number of workgroups and a stream.
     """
 
-    @flyc.kernel(name=kernel_name(heads), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
+    @flyc.kernel(name=kernel_name(heads, layout), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
     def kernel(
         q: fx.Int64,
         pages: fx.Int64,
@@ -118,7 +126,7 @@ def build(heads: int) -> Callable[..., None]:
             local_blocks,
             log_workgroups,
         )
-        trace(heads, arguments, fx.block_idx.x, fx.thread_idx.x)
+        trace(heads, layout, arguments, fx.block_idx.x, fx.thread_idx.x)
 
     @flyc.jit  # type: ignore[untyped-decorator]
     def score_decode(
@@ -182,27 +190,28 @@ def build(heads: int) -> Callable[..., None]:
     return cast("Callable[..., None]", score_decode)
 
 
-def compile_and_launch(heads: int, *arguments: int) -> Callable[..., None]:
+def compile_and_launch(heads: int, layout: Layout, *arguments: int) -> Callable[..., None]:
     """Compile, or load from FlyDSL's cache, by a first launch.
 
     Args:
         heads: index heads, H.
+        layout: where pages are on their way.
         arguments: the launch's, the stream's handle last.
 
     Returns:
         The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
     """
-    launch = build(heads)
+    launch = build(heads, layout)
     compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
-def compile_for(heads: int) -> str:
+def compile_for(heads: int, layout: Layout = "registers") -> str:
     """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    flyc.compile(build(heads), *[0] * len(fields(DecodeArguments)), 1, fx.Stream(None))
-    return kernel_name(heads)
+    flyc.compile(build(heads, layout), *[0] * len(fields(DecodeArguments)), 1, fx.Stream(None))
+    return kernel_name(heads, layout)
 
 
-def kernel_name(heads: int) -> str:
+def kernel_name(heads: int, layout: Layout = "registers") -> str:
     """The kernel's symbol."""
-    return f"score_decode_h{heads}"
+    return f"score_decode_h{heads}" + ("" if layout == "registers" else f"_{layout}")

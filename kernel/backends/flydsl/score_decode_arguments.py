@@ -12,7 +12,6 @@ from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
-from kernel.plan import MAXIMA_BLOCKS
 
 MAX_ROWS = geo.MFMA_ROWS
 """Query rows (``query_len * H``) of a request that the kernel scores."""
@@ -21,8 +20,8 @@ TRIP_BLOCKS = 4
 SPREAD_GROUPS = 2
 """Most groups of 16 blocks of a workgroup whose four waves share each group."""
 
-PARTIAL_BYTES = geo.THREADS * 4
-"""Maxima of a shared group, one of each lane of each wave."""
+PARTIAL_BYTES = geo.WAVES * MAX_ROWS * 4
+"""Maxima of a shared group, one of each wave and row."""
 PLACE_BYTES = MAX_ROWS * 8
 """Addresses of a shared group's maxima, one of each row; 0 where nothing is to be stored."""
 REQUEST_BYTES = 16
@@ -32,8 +31,6 @@ PARTIALS_AT = LUT_AT + geo.LUT_ENTRIES * geo.LUT_ENTRY_BYTES
 PLACES_AT = PARTIALS_AT + SPREAD_GROUPS * PARTIAL_BYTES
 REQUESTS_AT = PLACES_AT + SPREAD_GROUPS * PLACE_BYTES
 LDS_BYTES = REQUESTS_AT + geo.THREADS * REQUEST_BYTES
-
-GROUP_TRIPS = MAXIMA_BLOCKS // TRIP_BLOCKS
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from kernel.backends.flydsl.runtime import Device, launching, preflight
 from kernel.batch import Request, ScoreBatch
 from kernel.errors import InvalidArgumentError
 from kernel.plan import MAXIMA_BLOCKS
+
+if TYPE_CHECKING:
+    from kernel.backends.flydsl.score_decode import Layout
 
 MAX_ROWS = 16
 """Query rows (``query_len * H``) of a request that the kernel scores; requests of more are prefill."""
@@ -61,16 +65,23 @@ class DecodeLauncher:
 
     Args:
         device: where to launch.
+        layout: where pages are on their way; a benchmark on the device must choose.
 
     Raises:
         DeviceUnavailableError: what is missing there, or for compiling.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, layout: Layout = "registers") -> None:
         toolchain.prepare()
         preflight(device)
         self._device = device
-        self._kernels = CompiledKernels(_compile_and_launch)
+
+        def compile_and_launch(heads: int, *arguments: int) -> Launch:
+            from kernel.backends.flydsl import score_decode
+
+            return score_decode.compile_and_launch(heads, layout, *arguments)
+
+        self._kernels = CompiledKernels(compile_and_launch)
 
     def __call__(
         self,
@@ -154,12 +165,6 @@ class DecodeLauncher:
         )
         with launching(self._device, tensors) as stream:
             self._kernels.launch(batch.num_heads, *arguments, stream)
-
-
-def _compile_and_launch(heads: int, *arguments: int) -> Launch:
-    from kernel.backends.flydsl import score_decode
-
-    return score_decode.compile_and_launch(heads, *arguments)
 
 
 def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) -> int:

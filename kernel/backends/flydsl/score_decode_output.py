@@ -2,7 +2,7 @@
 
 After the reduction lane 16 g + n holds the score of the g-th of four blocks for query row n. A group's
 maximum is the wave's own where it has the whole group. Where the group is spread over the workgroup's waves,
-each leaves its lanes' maxima in LDS and :func:`store_spread_maxima` joins them at the kernel's end.
+each leaves its rows' maxima in LDS and :func:`store_spread_maxima` joins them at the kernel's end.
 """
 
 from __future__ import annotations
@@ -105,10 +105,12 @@ class RequestOutput:
         ends = self.share.wants_maxima & (ends | (self.share.spread != 0))
 
         def leave() -> list[Value]:
+            half = d.fold(32, best, best)
+            highest = d.fold(16, half, half)
             d.if_then(
                 self.share.spread != 0,
-                lambda: self._leave_partial(block, best),
-                lambda: self._store_maximum(block, best),
+                lambda: self._leave_partial(block, highest),
+                lambda: self._store_maximum(block, highest),
             )
             return [self.minus_infinity]
 
@@ -136,23 +138,25 @@ class RequestOutput:
         return self._row_at("maxima", row, token) + d.wide(d.shift_right(block, 4)) * 4
 
     def _store_maximum(self, block: fx.Int32, best: Value) -> None:
-        highest = _over_quarters(best)
         at = d.pointer(self._maxima_at(block), d.GLOBAL)
-        d.if_then(self.live & (self.share.lane() < MAX_ROWS), lambda: d.store(highest, at, 4))
+        d.if_then(self.live & (self.share.lane() < MAX_ROWS), lambda: d.store(best, at, 4))
 
     def _leave_partial(self, block: fx.Int32, best: Value) -> None:
         share, part = self.share, self.part
         slot = part.slot + d.shift_right(block - part.first, 4)
-        at = share.wave * (geo.LANES * 4) + share.lane() * 4 + slot * PARTIAL_BYTES
-        d.store(best, d.offset(d.offset(share.lds, at), PARTIALS_AT), 4)
 
-        def leave_place() -> None:
-            at = share.row() * 8 + slot * PLACE_BYTES
-            place = d.offset(d.offset(share.lds, at), PLACES_AT)
-            d.store(d.i64(self._maxima_at(block)), place, 8)
+        def leave() -> None:
+            at = share.wave * (MAX_ROWS * 4) + share.lane() * 4 + slot * PARTIAL_BYTES
+            d.store(best, d.offset(d.offset(share.lds, at), PARTIALS_AT), 4)
 
-        first_quarter = (part.first & (MAXIMA_BLOCKS - 1)) == 0
-        d.if_then(first_quarter & self.live & (share.lane() < MAX_ROWS), leave_place)
+            def leave_place() -> None:
+                at = share.lane() * 8 + slot * PLACE_BYTES
+                place = d.offset(d.offset(share.lds, at), PLACES_AT)
+                d.store(d.i64(self._maxima_at(block)), place, 8)
+
+            d.if_then((part.first & (MAXIMA_BLOCKS - 1)) == 0, leave_place)
+
+        d.if_then(self.live & (share.lane() < MAX_ROWS), leave)
 
     # ---- past the request's blocks ----
     def fill(self) -> None:
@@ -188,9 +192,11 @@ class RequestOutput:
 
 def clear_spread_maxima(lds: Value, thread: fx.Int32) -> None:
     """Before the kernel's first barrier: no maxima, and no place for them."""
-    for slot in range(SPREAD_GROUPS):
-        at = d.offset(lds, thread * 4)
-        d.store(d.f32(float("-inf")), d.offset(at, PARTIALS_AT + slot * PARTIAL_BYTES), 4)
+
+    def clear_maximum() -> None:
+        d.store(d.f32(float("-inf")), d.offset(d.offset(lds, thread * 4), PARTIALS_AT), 4)
+
+    d.if_then(thread < SPREAD_GROUPS * PARTIAL_BYTES // 4, clear_maximum)
     places = SPREAD_GROUPS * PLACE_BYTES // 8
     place = d.offset(d.offset(lds, thread * 8), PLACES_AT)
     d.if_then(thread < places, lambda: d.store(d.i64(0), place, 8))
@@ -203,13 +209,12 @@ def store_spread_maxima(share: Share) -> None:
         d.lds_barrier()
 
         def join() -> None:
-            at = share.lane() * 4 + share.wave * PARTIAL_BYTES
+            at = share.row() * 4 + share.wave * PARTIAL_BYTES
             base = d.offset(d.offset(share.lds, at), PARTIALS_AT)
-            partials = [d.load_f32(d.offset(base, wave * geo.LANES * 4)) for wave in range(geo.WAVES)]
-            best = partials[0]
+            partials = [d.load_f32(d.offset(base, wave * MAX_ROWS * 4)) for wave in range(geo.WAVES)]
+            highest = partials[0]
             for partial in partials[1:]:
-                best = d.max_f32(best, partial)
-            highest = _over_quarters(best)
+                highest = d.max_f32(highest, partial)
             place_at = d.offset(share.lds, share.row() * 8 + share.wave * PLACE_BYTES)
             low, high = (d.element(d.load(2, d.offset(place_at, PLACES_AT)), k) for k in range(2))
             place = d.wide(low) | (d.wide(high) << 32)
@@ -219,9 +224,3 @@ def store_spread_maxima(share: Share) -> None:
         d.if_then(share.wave < SPREAD_GROUPS, join)
 
     d.if_then(share.spread != 0, store_group)
-
-
-def _over_quarters(best: Value) -> Value:
-    """The maximum over lanes n, 16 + n, 32 + n, 48 + n, in all of them."""
-    half = d.fold(32, best, best)
-    return d.fold(16, half, half)

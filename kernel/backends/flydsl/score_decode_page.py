@@ -1,37 +1,29 @@
-"""One wave's score of one page for up to 16 query rows: loads, dequantisation, MFMAs, the max over tokens.
+"""One wave's score of one page for up to 16 query rows: dequantisation, MFMAs, the max over tokens.
 
     lane = 16 g + n     A: key row 16 m + n of M-tile m, B: query row n; both dims 32 g .. 32 g + 31
                         D: tokens 16 m + 4 g .. + 3 of query row n
 
 The order of an MFMA's k is free as long as A and B agree on it, so a lane takes 16 CONSECUTIVE code bytes of
-a key row: one load of 16 bytes a lane for each M-tile is the whole operand, 8 whole lines of 128 bytes. Of
-each such row it needs 2 of the 8 scale bytes: two loads of 8 bytes a lane bring all scales of the page, and
-lanes n, 16 + n, 32 + n, 48 + n exchange them.
+a key row, and 2 of the row's 8 scale bytes. It takes the scales of whole rows, and lanes n, 16 + n, 32 + n,
+48 + n exchange them. How pages come to the lanes differs: ``score_decode_registers.py`` and
+``score_decode_staged.py``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
-import flydsl.expr as fx
 from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.device import Value
 from kernel.backends.flydsl.score_decode_arguments import LUT_AT
-from kernel.contract import CODE_BYTES, GROUPS, TOKEN_CODE_BYTES
 
-SCALE_LOADS = 2
-PARTS = geo.M_TILES + SCALE_LOADS
-"""Loads of a page: the codes of each M-tile, then the scales."""
-LOAD_ORDER = (*range(geo.M_TILES, PARTS), *range(geo.M_TILES))
-"""Scales come first: they are due first."""
 LOOK_AHEAD = 2
 """M-tiles between the look-up of a scale and its use."""
-_TILE_BYTES = geo.MFMA_ROWS * TOKEN_CODE_BYTES
-_IMMEDIATE_BYTES = 4096
-"""What a load's offset may add to its lane's."""
 _LOW_HALVES, _HIGH_HALVES = 0x05040100, 0x07060302
 """Byte selectors: the low or high 16 bits of two dwords."""
 
@@ -39,76 +31,105 @@ StartValue = Callable[[int], Value]
 """The accumulators' start value of an M-tile."""
 
 
-class PageScorer:
+class PageScorer(ABC):
     """Traces the work of one wave on one page.
 
     Args:
         lds: the workgroup's LDS, which holds the LUT.
-        lane: this lane's number in the wave.
     """
 
-    def __init__(self, lds: Value, lane: fx.Int32) -> None:
+    depth: ClassVar[int]
+    """Pages that a wave has in flight, each in a slot of its own."""
+    values: ClassVar[int]
+    """Values that a page in flight is carried in."""
+
+    def __init__(self, lds: Value) -> None:
         self.lds = lds
-        quarter, row = d.shift_right(lane, 4), lane & (geo.MFMA_ROWS - 1)
-        code = row * TOKEN_CODE_BYTES + quarter * geo.OPERAND_BYTES
-        self._code_offsets = [fx.Int32(d.pin(code + base)) for base in range(0, CODE_BYTES, _IMMEDIATE_BYTES)]
-        scale = quarter * (2 * geo.MFMA_ROWS * GROUPS) + row * GROUPS
-        self._scale_offset = fx.Int32(d.pin(scale + CODE_BYTES))
         self.zero = d.pack([d.f32(0.0)] * geo.ACCUMULATORS, T.f32)
         self.queries: Value = None
 
-    def load(self, page: Value, part: int) -> Value:
-        """Part 0 .. 7: 16 code bytes of M-tile ``part``; 8, 9: scales of tokens 32 g + n, 32 g + 16 + n."""
-        if part < geo.M_TILES:
-            base, within = divmod(part * _TILE_BYTES, _IMMEDIATE_BYTES)
-            return d.buffer_load(4, page, self._code_offsets[base] + within, d.NON_TEMPORAL)
-        within = (part - geo.M_TILES) * geo.MFMA_ROWS * GROUPS
-        return d.buffer_load(2, page, self._scale_offset + within, d.NON_TEMPORAL)
+    @abstractmethod
+    def load_scales(self, page: Value, slot: int) -> list[Value]:
+        """Request a page's scales into a slot: the first ``values`` of the page."""
 
-    def load_all(self, page: Value) -> list[Value]:
-        """Every part, issued in ``LOAD_ORDER``."""
-        parts: list[Value] = [None] * PARTS
-        for part in LOAD_ORDER:
-            parts[part] = self.load(page, part)
+    @abstractmethod
+    def load_codes(self, page: Value, slot: int, m: int) -> list[Value]:
+        """Request the codes of M-tile m: the next values."""
+
+    @abstractmethod
+    def scales(self, page: list[Value], slot: int, younger: int) -> tuple[Value, Value]:
+        """The 8 scales of tokens 32 g + n and 32 g + 16 + n, two dwords each.
+
+        Args:
+            page: its values.
+            slot: its slot.
+            younger: M-tiles of codes requested after them, at least; and of pages, whose scales count as one.
+        """
+
+    @abstractmethod
+    def codes(self, page: list[Value], slot: int, m: int, younger: int) -> Value:
+        """16 code bytes of M-tile m; ``younger`` as for :meth:`scales`."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Before slots are loaded anew: nothing may be on its way into them."""
+
+    def load(self, page: Value, slot: int) -> list[Value]:
+        """Request a whole page, in the order in which it is due."""
+        values: list[Value] = []
+        for part in range(-1, geo.M_TILES):
+            values += self.load_scales(page, slot) if part < 0 else self.load_codes(page, slot, part)
             d.fence()  # in the loop's order, or LLVM's waits there are for the worst of both
-        return parts
+        return values
 
     def score(
         self,
-        raw: list[Value],
+        page: list[Value],
+        slot: int,
         following: Value | None,
+        *,
+        pages_after: int,
         start: StartValue | None = None,
         late: Callable[[], None] | None = None,
     ) -> tuple[Value, list[Value]]:
         """The maximum over this lane's tokens of a page.
 
         Args:
-            raw: the page's parts.
-            following: descriptor of the page whose parts are loaded in their place.
+            page: the page's values.
+            slot: where it is.
+            following: descriptor of the page that is requested into its place, part by part.
+            pages_after: pages requested after this one, at least.
             start: the accumulators' start values, 0 by default.
             late: runs under the last M-tile.
 
         Returns:
-            The maximum, and the parts of the following page: loads only issued.
+            The maximum, and the values of the following page.
         """
-        scales = self._spread(*raw[geo.M_TILES :])
-        loaded: list[Value] = [None] * PARTS
+        loaded: list[Value] = []
+        requested = 0
+        after = pages_after * (1 + geo.M_TILES)
 
-        def refill(part: int) -> None:
-            if following is not None:
-                loaded[part] = self.load(following, part)
+        def younger(part: int) -> int:
+            return geo.M_TILES - 1 - part + after + requested
 
-        refill(geo.M_TILES)
-        refill(geo.M_TILES + 1)
+        scales = self._spread(*self.scales(page, slot, younger(-1)))
+        if following is not None:
+            loaded += self.load_scales(following, slot)
+            requested += 1
+        codes = [self.codes(page, slot, 0, younger(0))]
         magnitudes = [self._look_up(scales, m) for m in range(LOOK_AHEAD)]
         d.fence()
         highest: Value = None
         accumulators: Value = None
         for m in range(geo.M_TILES):
+            if m + 1 < geo.M_TILES:
+                codes.append(self.codes(page, slot, m + 1, younger(m + 1)))
             if m + LOOK_AHEAD < geo.M_TILES:
                 magnitudes.append(self._look_up(scales, m + LOOK_AHEAD))
-            keys = _dequantised(raw[m], magnitudes[m])
-            refill(m)
+            keys = _dequantised(codes[m], magnitudes[m])
+            if following is not None:
+                loaded += self.load_codes(following, slot, m)
+                requested += 1
             previous = accumulators
             accumulators = d.mfma(keys, self.queries, self.zero if start is None else start(m))
             if previous is not None:

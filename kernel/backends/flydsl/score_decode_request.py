@@ -10,7 +10,7 @@ from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.device import Value
 from kernel.backends.flydsl.score_decode_arguments import MAX_ROWS, TRIP_BLOCKS, DecodeArguments
 from kernel.backends.flydsl.score_decode_output import RequestOutput
-from kernel.backends.flydsl.score_decode_page import PARTS, PageScorer
+from kernel.backends.flydsl.score_decode_page import PageScorer
 from kernel.backends.flydsl.score_decode_share import RequestPart, Share
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 
@@ -38,8 +38,9 @@ class RequestScorer:
         self.local_blocks = arguments.late("local_blocks")
         self.rows = d.minimum(part.query_len, MAX_ROWS // heads) * heads
         self.position = part.seq_len - part.query_len
-        row = fx.Int32(d.select(d.below(part.table_row, arguments.table_height), part.table_row, d.i32(0)))
-        self.table_row = arguments.table + d.wide(row) * d.wide(arguments.table_width) * 4
+        known = d.below(part.table_row, arguments.late("table_height"))
+        row = fx.Int32(d.select(known, part.table_row, d.i32(0)))
+        self.table_row = arguments.late("table") + d.wide(row) * d.wide(arguments.late("table_width")) * 4
 
     def run(self) -> None:
         """Score the wave's blocks of the request."""
@@ -50,13 +51,15 @@ class RequestScorer:
         self.needed_end = d.minimum(d.minimum(whole, unforced), part.end)
         step = d.shift_left(1, part.log_step)
 
+        self.page.settle()
         # All is requested before anything is waited for; the queries first, or their wait were one for pages.
-        ids = self._page_ids(part.first)
-        following_ids = self._page_ids(part.first + step)
+        depth = self.page.depth
+        ids = [self._page_id(part.first + k) for k in range(depth)]
+        ahead_ids = self._ids_ahead(part.first, step)
         queries = self._load_queries()
         d.fence()
         diagonal = self._diagonal_scores(queries)
-        ring = [self.page.load_all(self._page(part.first + k, ids[k])) for k in range(TRIP_BLOCKS)]
+        ring = [self.page.load(self._page(part.first + k, ids[k]), k) for k in range(depth)]
         # The first row sees the least.
         seen = d.shift_right_signed(self.position, 7) + 1 - self.local_blocks
         plain_end = d.minimum(seen, d.shift_right_signed(self.position + 1, 7))
@@ -66,46 +69,62 @@ class RequestScorer:
         self.page.queries = _as_operand(queries)
 
         def trip(block: fx.Int32, values: list[Value]) -> list[Value]:
-            parts, ids, best = _unpacked(values)
+            ring, ids, best = self._unpacked(values)
             after: list[Value] = []
 
             def fetch_ids() -> None:
-                after.extend(self._page_ids(block + step * 2))
+                after.extend(self._ids_ahead(block + step, step))
 
             scores = []
             for k in range(TRIP_BLOCKS):
-                page = self._page(block + step + k, ids[k])
-                score, parts[k] = self.page.score(parts[k], page, late=fetch_ids if k == 0 else None)
+                slot = k % depth
+                page = self._page(self._ahead(block, step, k), ids[k])
+                late = fetch_ids if k == 0 else None
+                score, ring[slot] = self.page.score(ring[slot], slot, page, pages_after=depth - 1, late=late)
                 scores.append(score)
             # Held here: LLVM would sink them into the block of their use, and wait there a whole latency.
             after = [d.pin_scalar(page_id) for page_id in after]
             best = self.output.store(block, scores, best)
-            return [*(value for slot in parts for value in slot), *after, best]
+            return [*(value for page in ring for value in page), *after, best]
 
-        carried = [*(value for slot in ring for value in slot), *following_ids, self.minus_infinity]
+        carried = [*(value for page in ring for value in page), *ahead_ids, self.minus_infinity]
         trips = d.shift_right(part.end - part.first + (step - TRIP_BLOCKS), part.log_step)
         middle = part.first + d.shift_left(trips, part.log_step)
         carried = d.for_range(part.first, middle, step, carried, trip)
-        ring, _, best = _unpacked(carried)
+        ring, ids, best = self._unpacked(carried)
         rest = part.end - middle
-        d.if_then(rest > 0, lambda: self._tail(middle, rest, ring, best))
+        d.if_then(rest > 0, lambda: self._tail(middle, rest, ring, ids, best))
         self.output.fill()
 
-    def _tail(self, block: fx.Int32, rest: fx.Int32, ring: list[list[Value]], best: Value) -> None:
-        """The last one to three blocks, whose pages are in the ring."""
+    def _tail(
+        self, block: fx.Int32, rest: fx.Int32, ring: list[list[Value]], ids: list[Value], best: Value
+    ) -> None:
+        """The last one to three blocks, whose pages are in the ring, or get there."""
+        most, depth = TRIP_BLOCKS - 1, self.page.depth
 
         def scores(k: int) -> list[Value]:
-            score, _ = self.page.score(ring[k], None)
-            left = TRIP_BLOCKS - 2 - k
+            ahead, slot = k + depth, k % depth
+            page = self._page(block + ahead, ids[k]) if ahead < most else None
+            after = min(depth - 1, max(most, depth) - 1 - k)
+            score, loaded = self.page.score(ring[slot], slot, page, pages_after=after)
+            if page is not None:
+                ring[slot] = loaded
+            left = most - 1 - k
             if not left:
                 return [score]
             none = [self.minus_infinity] * left
             return [score, *d.if_else(rest > k + 1, [T.f32] * left, lambda: scores(k + 1), lambda: none)]
 
         found = [*scores(0), self.minus_infinity]
-        for part in ring[-1]:
-            d.keep(part)
+        for value in ring[-1]:
+            d.keep(value)
         self.output.store(block, found, best, end=self.part.end)
+
+    def _unpacked(self, values: list[Value]) -> tuple[list[list[Value]], list[Value], Value]:
+        """The pages in flight, the ids of those that the trip requests, the maxima so far."""
+        count, depth = self.page.values, self.page.depth
+        ring = [values[count * k : count * (k + 1)] for k in range(depth)]
+        return ring, values[count * depth : -1], values[-1]
 
     # ---- queries and pages ----
     def _load_queries(self) -> list[Value]:
@@ -117,14 +136,20 @@ class RequestScorer:
         base = d.offset(d.pointer(self.arguments.late("q"), d.GLOBAL), address)
         return [d.load(4, d.offset(base, geo.OPERAND_BYTES * half)) for half in range(2)]
 
-    def _page_ids(self, block: fx.Int32) -> list[Value]:
-        """Pages of four blocks; past the request's last block that one's, for the columns beyond may hold
+    def _page_id(self, block: fx.Int32) -> Value:
+        """Page of a block; past the request's last block that one's, for the columns beyond may hold
         anything."""
-        last = self.part.num_blocks - 1
-        return [
-            d.scalar_load(1, self.table_row + d.wide(d.minimum(block + k, last)) * 4)
-            for k in range(TRIP_BLOCKS)
-        ]
+        column = d.minimum(block, self.part.num_blocks - 1)
+        return d.scalar_load(1, self.table_row + d.wide(column) * 4)
+
+    def _ahead(self, block: fx.Int32, step: fx.Int32, k: int) -> fx.Int32:
+        """The block whose page is requested while the k-th block of a trip from ``block`` is scored."""
+        trips, within = divmod(k + self.page.depth, TRIP_BLOCKS)
+        return block + step + within if trips else block + within
+
+    def _ids_ahead(self, block: fx.Int32, step: fx.Int32) -> list[Value]:
+        """Pages that a trip requests."""
+        return [self._page_id(self._ahead(block, step, k)) for k in range(TRIP_BLOCKS)]
 
     def _page(self, block: fx.Int32, page_id: Value, *, diagonal: bool = False) -> Value:
         """Descriptor of a page: no load can leave it. Of no bytes where the page is not needed or not in the
@@ -148,9 +173,9 @@ class RequestScorer:
 
         def block_scores(block: fx.Int32, scores: list[Value]) -> list[Value]:
             def masked() -> list[Value]:
-                page_id = d.scalar_load(1, self.table_row + d.wide(block) * 4)
+                page_id = self._page_id(block)
                 self.page.queries = _as_operand(queries)
-                raw = self.page.load_all(self._page(block, page_id, diagonal=True))
+                page = self.page.load(self._page(block, page_id, diagonal=True), 0)
                 ahead = self.row_position - block * BLOCK_TOKENS - self.share.quarter() * geo.ACCUMULATORS
 
                 def start(m: int) -> Value:
@@ -160,7 +185,7 @@ class RequestScorer:
                     ]
                     return d.pack(hidden, T.f32)
 
-                score, _ = self.page.score(raw, None, start)
+                score, _ = self.page.score(page, 0, None, pages_after=0, start=start)
                 score = d.fold(16, *[d.fold(32, score, score)] * 2)
                 own = (self.row_position >= block * BLOCK_TOKENS) & (
                     self.row_position < (block + 1) * BLOCK_TOKENS
@@ -174,12 +199,6 @@ class RequestScorer:
         end = d.select(self.local_blocks <= 0, part.num_blocks, first)
         (found,) = d.for_range(first, end, 1, [self.minus_infinity], block_scores)
         return found
-
-
-def _unpacked(values: list[Value]) -> tuple[list[list[Value]], list[Value], Value]:
-    """The ring, the page ids of the next trip's pages, the maxima so far."""
-    ring = [values[PARTS * k : PARTS * (k + 1)] for k in range(TRIP_BLOCKS)]
-    return ring, values[PARTS * TRIP_BLOCKS : -1], values[-1]
 
 
 def _as_operand(halves: list[Value]) -> Value:
