@@ -64,4 +64,4 @@ def variant_for(k: int, num_blocks: int, grouped: bool) -> Variant:
         and (one.most_groups is not None) == grouped
         and (not one.most_groups or num_blocks <= one.most_groups * MAXIMA_BLOCKS)
     ]
-    return min(fitting, key=lambda one: one.most_groups or num_blocks)
+    return min(fitting, key=lambda one: one.most_groups or NO_GROUP)
