@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.bench_decode_layouts [--rounds N]
 
-Cold: calls rotate over block tables of a cache larger than twice the last-level cache. A time is the median of
-the rounds between two events. Both layouts must give the same bits. The winner belongs into
+Cold: calls rotate over block tables of a cache larger than twice the last-level cache. A time is the median
+of the rounds between two events. Both layouts must give the same bits. The winner belongs into
 :class:`kernel.backends.flydsl.score_decode_launch.DecodeLauncher` as its default.
 """
 
@@ -50,9 +50,10 @@ def time_us(launcher: DecodeLauncher, batches: list[ScoreBatch], maxima: bool, r
     scores = torch.empty(shape, device=first.q.device)
     groups = torch.empty((*shape[:2], -(-shape[2] // MAXIMA_BLOCKS)), device=first.q.device)
     requests = DeviceRequests.of(first.requests, first.q.device)
-    times = []
+    times: list[float] = []
     for _ in range(rounds + 2):
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        began, ended = events
         began.record()
         for batch in batches:
             launcher.launch(batch, requests, scores, groups if maxima else None, fill=False)
