@@ -36,9 +36,9 @@ def print_report(console: Console, report: KernelReport, targets: Sequence[Targe
     print_targets(console, targets)
 
 
-def print_resources(console: Console, name: str, heads: int, has: Resources) -> None:
-    """Print what a kernel is and what it asks for."""
-    console.print(Text(f"{name} (H = {heads})", "bold"))
+def print_resources(console: Console, name: str, heads: int | None, has: Resources) -> None:
+    """Print what a kernel is, for how many heads if that matters, and what it asks for."""
+    console.print(Text(name if heads is None else f"{name} (H = {heads})", "bold"))
     console.print(
         f"{has.vgpr} VGPR ({has.agpr} AGPR of them), {has.sgpr} SGPR, {has.vgpr_spills} + {has.sgpr_spills} "
         f"spills, {has.scratch_bytes} B scratch, {has.lds_bytes:,} B LDS, {has.waves_per_simd} waves a SIMD",

@@ -8,12 +8,19 @@ import os
 import pytest
 
 from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.topk_variants import Variant
 from kernel.gfx950.report.decode import DecodeReport, report_decode
+from kernel.gfx950.report.insert import report_insert
 from kernel.gfx950.report.kernel_report import KernelReport, report_kernel
+from kernel.gfx950.report.topk import report_topk
+from kernel.gfx950.report.work import WorkReport
 
 _COMPILERS = {"prefill": toolchain.assembly, "decode": toolchain.decode_assembly}  # a test may replace them
 _reports: dict[int, KernelReport] = {}
 _decode_reports: dict[int, DecodeReport] = {}
+_topk_assembly, _insert_assembly = toolchain.topk_assembly, toolchain.insert_assembly
+_work_reports: dict[Variant | KeyType, WorkReport] = {}
 
 
 def assembly(heads: int, session: pytest.TempPathFactory, kind: str = "prefill") -> tuple[str, str]:
@@ -44,3 +51,14 @@ def decode_report(heads: int, session: pytest.TempPathFactory) -> DecodeReport:
         name, text = assembly(heads, session, "decode")
         _decode_reports[heads] = report_decode(text, name, heads)
     return _decode_reports[heads]
+
+
+def work_report(kernel: Variant | KeyType) -> WorkReport:
+    """The report on a top-k or insert kernel, compiled now."""
+    if kernel not in _work_reports:
+        if isinstance(kernel, Variant):
+            _work_reports[kernel] = report_topk(_topk_assembly(kernel)[1], kernel)
+        else:
+            name, text = _insert_assembly(kernel)
+            _work_reports[kernel] = report_insert(text, name, kernel)
+    return _work_reports[kernel]

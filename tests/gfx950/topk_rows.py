@@ -107,13 +107,36 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
 def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Iterator[Row]:
     """The ``best`` scores in as many groups, and the row ends inside a load of four groups: a group behind
     the end must not displace the last of them."""
-    for left in (40, 20, 4, 1):
+    for left in (
+        40,
+        20,
+        7,
+        4,
+        3,
+        2,
+        1,
+    ):  # all negative: the 0 of a load behind the end would be the best
         num = length - left
-        x = np.full(num, -1, np.float32)
+        x = np.full(num, -101, np.float32)
         groups = random.choice(num // GROUP, min(best, num // GROUP), replace=False)
         places = random.integers(0, GROUP, groups.size)
-        x[groups * GROUP + places] = random.permutation(groups.size).astype(np.float32)
+        x[groups * GROUP + places] = random.permutation(groups.size).astype(np.float32) - 100
         yield Row(f"{best} groups of {num} blocks", x)
+
+
+def counted_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """As many equal best scores as a wave has lanes, one fewer and one more: lists that are not cut, just not
+    cut, and cut. Then rows of many candidates in no order."""
+    for count in (63, 64, 65):
+        yield Row(f"{count} equal", np.full(count, -1, np.float32))
+        x = np.full(500, -9, np.float32)
+        groups = random.choice(31, best if best == GROUP else 31, replace=False)
+        columns = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
+        x[random.choice(columns, count, replace=False)] = -1
+        yield Row(f"{count} equal in groups", x)
+    yield Row("64 equal groups", np.full(1024, -1, np.float32))
+    for length in (256, 255, 250, 200, 190, 150):
+        yield Row(f"normal, {length} blocks", _normal(random, length) - 100)
 
 
 def network_rows(random: np.random.Generator, best: int, width: int, count: int) -> Iterator[Row]:

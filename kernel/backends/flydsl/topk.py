@@ -79,9 +79,10 @@ class WaveRows:
     ) -> None:
         self.variant, self.arguments = variant, arguments
         wave = d.uniform(d.shift_right(thread, 6))
-        own_bytes = lds_bytes(variant.best, variant.most_groups is not None)
+        grouped = variant.most_groups is not None
+        own_bytes = lds_bytes(variant.best, grouped)
         lds = d.offset(d.shared_memory(WAVES * own_bytes), wave * own_bytes)
-        self.selector = RowSelector(variant.best, thread & (LANES - 1), lds)
+        self.selector = RowSelector(variant.best, thread & (LANES - 1), lds, grouped)
         self.first_token = (workgroup[0] * WAVES + wave) * variant.rows_per_wave
         self.head = workgroup[1]
 

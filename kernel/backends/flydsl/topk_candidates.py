@@ -15,9 +15,11 @@ from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl.lanes import LANES, Value, ballot, count_lanes, lanes_below, swapped, wave_sync
+from kernel.plan import MAXIMA_BLOCKS
 
 SLICE = 256
 """Columns that one load instruction of the wave covers at most: 16 bytes a lane."""
+_GROUPS_A_SLICE = SLICE // MAXIMA_BLOCKS
 _BYTES = 8
 _HALF = LANES // 2
 _SURE = 16
@@ -50,9 +52,15 @@ def limit(best: int) -> int:
     return LANES if best <= 32 else 2 * LANES
 
 
-def list_bytes(best: int) -> int:
-    """LDS bytes of a list: its limit, what a slice adds past that, and the padding of the last comparison."""
-    return (limit(best) + SLICE + LANES) * _BYTES
+def longest(best: int, grouped: bool) -> int:
+    """Candidates of a list at most: what a slice adds to one that is not cut yet. Of the best 16 groups the
+    columns are one slice, and come to an empty list."""
+    return SLICE if grouped and best == _GROUPS_A_SLICE else limit(best) + SLICE
+
+
+def list_bytes(most: int) -> int:
+    """LDS bytes of a list of ``most`` candidates, and of the padding behind it."""
+    return (most + LANES) * _BYTES
 
 
 class CandidateList:
@@ -61,12 +69,13 @@ class CandidateList:
     Args:
         best: candidates that a cut keeps: 16, 32 or 64.
         lane: this lane's number.
-        lds: where the list lies, ``list_bytes(best)`` bytes.
+        lds: where the list lies, ``list_bytes(most)`` bytes.
+        most: see :func:`longest`.
     """
 
-    def __init__(self, best: int, lane: Value, lds: Value) -> None:
+    def __init__(self, best: int, lane: Value, lds: Value, most: int) -> None:
         self.best, self.lane, self.lds = best, lane, lds
-        self._slots = -(-(limit(best) + SLICE) // LANES)
+        self._slots = -(-most // LANES)
         self._often_long = best == LANES
         # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
 
@@ -146,8 +155,8 @@ class CandidateList:
         two = llvm.load(d.vector_type(2, T.i64), address, alignment=2 * _BYTES)
         return [llvm.extractelement(two, d.i32(k)) for k in range(2)]
 
-    def _places(self, count: fx.Int32, slots: int, first: int) -> tuple[list[Value], list[Value]]:
-        """Candidates ``64 s + lane`` and their places, for each slot s; ``first`` are compared unasked."""
+    def _places(self, count: fx.Int32, slots: int) -> tuple[list[Value], list[Value]]:
+        """Candidates ``64 s + lane`` and their places, for each slot s."""
         lane = fx.Int32(d.pin(self.lane))  # else rare paths' addresses are computed, and kept, for every row
         mine = [self._load(lane + LANES * s) for s in range(slots)]
 
@@ -158,13 +167,12 @@ class CandidateList:
                     places = [_one_more(p, other, m) for p, m in zip(places, mine)]
             return list(places)
 
-        places: list[Value] = [d.i32(0)] * slots
-        if first:
-            places = counted(d.as_int32(0), first, places)
+        first = _SURE if slots == 1 else 4  # of a list to be cut there are more, but their code would be long
+        places = counted(d.as_int32(0), first, [d.i32(0)] * slots)
         return mine, d.for_range(first, count, 4, places, lambda i, p: counted(i, 4, p))
 
     def _wave(self, count: fx.Int32) -> list[Value]:
-        mine, places = self._places(count, 1, _SURE)
+        mine, places = self._places(count, 1)
         return [mine[0], places[0]]
 
     def _halves(self, count: fx.Int32) -> list[Value]:
@@ -192,7 +200,7 @@ class CandidateList:
         self._pad(count)
 
         def keep(slots: int) -> None:
-            mine, places = self._places(count, slots, 0)
+            mine, places = self._places(count, slots)
             wave_sync()
             lane = fx.Int32(d.pin(self.lane))
             for s in range(slots):

@@ -11,7 +11,15 @@ from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl.lanes import LANES, Value, any_lane, ballot, median, of_lane, wave_sync
-from kernel.backends.flydsl.topk_candidates import SLICE, CandidateList, Ranked, State, limit, list_bytes
+from kernel.backends.flydsl.topk_candidates import (
+    SLICE,
+    CandidateList,
+    Ranked,
+    State,
+    limit,
+    list_bytes,
+    longest,
+)
 from kernel.backends.flydsl.topk_order import LEAST_BOUND, NO_COLUMN, KeyOrder
 from kernel.backends.flydsl.topk_variants import NO_GROUP
 from kernel.plan import MAXIMA_BLOCKS
@@ -28,7 +36,7 @@ _GROUPS_A_PASS = LANES * QUAD // MAXIMA_BLOCKS
 
 def lds_bytes(best: int, grouped: bool) -> int:
     """LDS bytes of a wave."""
-    return list_bytes(best) + (4 * LANES if grouped else 0)
+    return list_bytes(longest(best, grouped)) + (4 * LANES if grouped else 0)
 
 
 @dataclass(frozen=True)
@@ -49,15 +57,17 @@ class RowSelector:
     Args:
         best: 16, 32 or 64, at least the blocks to give out.
         lane: this lane's number.
-        lds: ``lds_bytes(best, ...)`` bytes of LDS of this wave.
+        lds: ``lds_bytes(best, grouped)`` bytes of LDS of this wave.
+        grouped: whether rows may be selected through their groups.
     """
 
-    def __init__(self, best: int, lane: Value, lds: Value) -> None:
+    def __init__(self, best: int, lane: Value, lds: Value, grouped: bool) -> None:
         self.best, self.lane = best, lane
         self.order = KeyOrder(best, lane)
-        self.list = CandidateList(best, lane, lds)
+        most = longest(best, grouped)
+        self.list = CandidateList(best, lane, lds, most)
         self._scratch = lds  # after the last use of the list
-        self._selected = d.offset(lds, list_bytes(best))
+        self._selected = d.offset(lds, list_bytes(most))
 
     # ---- candidates ----
     def scan(self, cells: Cells, width: int, chunk: int, once: bool) -> State:

@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.launch import run
 from kernel.gfx950.memory import Memory
@@ -21,17 +22,18 @@ _TOKEN_BYTES = PAGE_BYTES // BLOCK_TOKENS
 _SLOT_BYTES = 8
 
 
-def report_insert(assembly: str, name: str, *, value_bytes: int) -> WorkReport:
+def report_insert(assembly: str, name: str, key_type: KeyType) -> WorkReport:
     """Run a kernel and count.
 
     Args:
         assembly: the compiler's text, metadata included.
         name: the kernel's symbol.
-        value_bytes: bytes of a key's value: 2 or 4.
+        key_type: the type of its keys.
 
     Raises:
         InterpreterError: the kernel is wrong.
     """
+    value_bytes = key_type.num_bytes
     random = np.random.default_rng(4)
     values = random.standard_normal((_KEYS, HEAD_DIM)).astype(np.float32)
     # The upper half of a float32 is a bfloat16, and some float16.

@@ -6,6 +6,7 @@ import struct
 
 import numpy as np
 
+from kernel.backends.flydsl.topk_variants import THREADS, WAVES, Variant
 from kernel.batch import LOCAL_SCORE
 from kernel.gfx950.launch import run
 from kernel.gfx950.memory import Memory
@@ -17,8 +18,6 @@ from kernel.plan import MAXIMA_BLOCKS
 CALL_ROWS = 32_768
 """Rows of a prefill of 8,192 queries with 4 heads."""
 _ROWS = 16
-_THREADS = 256
-_WAVES = 4
 
 
 def shape(num_blocks: int, k: int, grouped: bool) -> Shape:
@@ -30,44 +29,46 @@ def shape(num_blocks: int, k: int, grouped: bool) -> Shape:
     return Shape(name, "row", CALL_ROWS, cells + 4 + 4 * k)
 
 
-def report_topk(
-    assembly: str, name: str, *, k: int, lengths: tuple[int, ...], grouped: bool, rows_per_wave: int
-) -> WorkReport:
-    """Run a kernel at each row length and count.
+def lengths(variant: Variant) -> tuple[int, ...]:
+    """Blocks of the rows that a kernel is reported for: its longest, and some shorter ones."""
+    if variant.most_groups is None:
+        return (8192, 4096, 1024)
+    most = variant.most_groups * MAXIMA_BLOCKS or 16_384
+    return (most, most // 2, 300)
+
+
+def report_topk(assembly: str, variant: Variant) -> WorkReport:
+    """Run a kernel on rows of each of its :func:`lengths` and count.
 
     Args:
         assembly: the compiler's text, metadata included.
-        name: the kernel's symbol.
-        k: ids of a row.
-        lengths: blocks of a row.
-        grouped: whether it reads group maxima.
-        rows_per_wave: rows that it takes in a wave.
+        variant: the kernel.
 
     Raises:
         InterpreterError: the kernel is wrong.
     """
     works: list[Work] = []
-    for num_blocks in lengths:
-        found = _interpret(assembly, name, num_blocks, k, grouped, rows_per_wave)
-        works.append(work_of(shape(num_blocks, k, grouped), found, _ROWS))
+    for num_blocks in lengths(variant):
+        found = _interpret(assembly, variant, num_blocks)
+        grouped = variant.most_groups is not None
+        works.append(work_of(shape(num_blocks, variant.best, grouped), found, _ROWS))
     return report_of(found, tuple(works))
 
 
-def _interpret(
-    assembly: str, name: str, num_blocks: int, k: int, grouped: bool, rows_per_wave: int
-) -> RunReport:
+def _interpret(assembly: str, variant: Variant, num_blocks: int) -> RunReport:
+    k, grouped = variant.best, variant.most_groups is not None
     scores = np.random.default_rng(3).standard_normal((_ROWS, num_blocks)).astype(np.float32)
     scores[:, -1] = LOCAL_SCORE
     groups = -(-num_blocks // MAXIMA_BLOCKS)
     padded = np.full((_ROWS, groups * MAXIMA_BLOCKS), -np.inf, np.float32)
     padded[:, :num_blocks] = scores
     maxima = padded.reshape(_ROWS, groups, MAXIMA_BLOCKS).max(-1)
-    lengths = np.full(_ROWS, num_blocks, np.int32)
+    row_lengths = np.full(_ROWS, num_blocks, np.int32)
     block_ids = np.empty((_ROWS, k), np.int32)
     memory = Memory()
     inputs = [
         memory.register_array(array, label, writable=False).address
-        for array, label in ((scores, "scores"), (maxima, "maxima"), (lengths, "lengths"))
+        for array, label in ((scores, "scores"), (maxima, "maxima"), (row_lengths, "lengths"))
     ]
     out = memory.register_array(block_ids, "block ids", initialised=False).address
     kernargs = struct.pack(
@@ -77,8 +78,8 @@ def _interpret(
         inputs[2], out, block_ids.size, k,
         num_blocks, _ROWS, k, 0,
     )  # fmt: skip
-    workgroups = -(-_ROWS // (_WAVES * rows_per_wave))
+    workgroups = -(-_ROWS // (WAVES * variant.rows_per_wave))
     return run(
-        parse_program(assembly), name, grid=(workgroups, 1, 1), block=(_THREADS, 1, 1), kernargs=kernargs,
-        memory=memory,
+        parse_program(assembly), variant.name, grid=(workgroups, 1, 1), block=(THREADS, 1, 1),
+        kernargs=kernargs, memory=memory,
     )  # fmt: skip
