@@ -14,7 +14,16 @@ from kernel.backends.flydsl.topk_variants import CLASSES, VARIANTS, Variant, var
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
 from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.topk_launch import TopkLaunch
-from tests.gfx950.topk_rows import Row, counted_rows, network_rows, rows_of_groups, short_rows, special_rows
+from tests.gfx950.topk_rows import (
+    Row,
+    counted_rows,
+    crowded_groups,
+    crowded_rows,
+    network_rows,
+    rows_of_groups,
+    short_rows,
+    special_rows,
+)
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 PART = 48
@@ -54,6 +63,8 @@ def hard_rows(
     yield from islice(special_rows(random, length), special)
     yield from rows_of_groups(random, length, variant.best)
     yield from counted_rows(random, variant.best)
+    yield from crowded_rows(random, variant.best)
+    yield from crowded_groups(random, variant.best)
     yield from telling_rows(variant.best, variant.most_groups is not None)
     for width in (4, 16):
         if 64 * width <= most_blocks(variant):

@@ -63,7 +63,8 @@ class TopkLaunch:
         num_blocks = np.array(lengths, np.int32)
         ids = np.full((heads, tokens, self.k), UNWRITTEN, np.int32)
         memory = Memory()
-        scores_at, maxima_at, ids_at = ((place << 44) - 4 for place in (1, 2, 3))
+        # all 48 bits of an address, rows before and behind a multiple of 4 GiB
+        scores_at, maxima_at, ids_at = ((place << 40) - 4 for place in (0x85, 0xA5, 0xC5))
         for head, rows in enumerate(self.rows):
             for token, row in enumerate(rows):
                 at, name = head * _HEAD_STRIDE + token * _TOKEN_STRIDE, f"head {head}, token {token}"

@@ -139,6 +139,47 @@ def counted_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
         yield Row(f"normal, {length} blocks", _normal(random, length) - 100)
 
 
+def crowded_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Lists of many lengths up to a wave, and the result's columns anywhere in them: all but one of ``best``
+    lanes hold some of the best columns, the last lane the least of all."""
+    for columns in (1, 2, 2, 3, 3, 3, *[4] * 10):
+        lanes = random.choice(64, best, replace=False)
+        places = (4 * lanes[1:, None] + np.arange(columns)).ravel()[: 44 if columns == 3 else None]
+        x = np.full(256, -1e6, np.float32)
+        x[places] = random.permutation(places.size) - 500
+        x[4 * lanes[0]] = -1000
+        yield Row(f"{best} lanes of {columns} columns", x)
+
+
+def tied_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
+    """Everything passes, and a few better columns lie anywhere in lists that are cut."""
+    for at in range(8):
+        x = np.full(length, -5, np.float32)
+        x[random.choice(length // GROUP, 13, replace=False) * GROUP + random.integers(0, GROUP, 13)] = -at
+        yield Row(f"13 above {length} equal ones, {at}", x)
+
+
+def crowded_groups(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Of 64 groups the best stand next to each other, wherever, and the others tie for the places left; or
+    all differ, and the best of them hold some of the best columns."""
+    whole = [(first, 15, 64) for first in (2, 16, 31, 46, 49)]
+    for first, better, num in (*whole, (30, 13, 45)):
+        x = np.full(1024, -1e6, np.float32)
+        groups = np.sort(random.permutation(64)[:num])
+        x[groups * GROUP + random.integers(0, GROUP, num)] = -1000
+        x[groups[first : first + better] * GROUP] = random.permutation(better) - 500
+        yield Row(f"{better} groups above {num - better} equal ones", x)
+    for columns in (1, 2, 3, *[4] * 8):
+        x = np.full(1024, -2000, np.float32)
+        x += _normal(random, 1024)
+        groups = random.choice(64, best if best < 64 else 60, replace=False)
+        places = (groups[:, None] * GROUP + np.arange(columns)).ravel()
+        x[places] = random.permutation(places.size) - 500
+        yield Row(f"{columns} columns of {groups.size} groups", x)
+    for at in range(6):
+        yield Row(f"normal, 1024 blocks, {at}", _normal(random, 1024))
+
+
 def network_rows(random: np.random.Generator, best: int, width: int, count: int) -> Iterator[Row]:
     """One fewer, as many, or one more than ``best`` lanes hold a high score, wherever in the wave: what the
     bound's network must tell apart. A lane holds ``width`` neighbouring columns of a load."""

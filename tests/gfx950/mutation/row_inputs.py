@@ -17,7 +17,17 @@ from tests.gfx950.key_groups import hard_keys
 from tests.gfx950.mutation.row_campaign import Launch, RowCampaign
 from tests.gfx950.test_insert import launch_of
 from tests.gfx950.topk_launch import TopkLaunch
-from tests.gfx950.topk_rows import Row, counted_rows, network_rows, rows_of_groups, short_rows, special_rows
+from tests.gfx950.topk_rows import (
+    Row,
+    counted_rows,
+    crowded_groups,
+    crowded_rows,
+    network_rows,
+    rows_of_groups,
+    short_rows,
+    special_rows,
+    tied_rows,
+)
 
 _PART = 16
 """Rows of a launch: one workgroup of four rows a wave."""
@@ -31,6 +41,10 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     parts: list[tuple[Iterable[Row], int]] = [
         (telling_rows(variant.best, grouped), variant.best),
         (network_rows(random, variant.best, 16 if grouped else 4, 8), variant.best),
+        (crowded_rows(random, variant.best), variant.best),
+        (crowded_groups(random, variant.best), variant.best),
+        (tied_rows(random, 256), variant.best),
+        (islice(tied_rows(random, 1024), 6), variant.best),
         (short_rows(random), variant.best - 1),
         (counted_rows(random, variant.best), variant.best),
         (rows_of_groups(random, min(length, 1000), variant.best), variant.best),
@@ -47,7 +61,9 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     row = Row("60 of 99", random.standard_normal(60).astype(np.float32))
     none = Row("fewer than none", np.zeros(0, np.float32))
     lengths = (99, 61, 60, 60, -1)
-    yield TopkLaunch("heads", variant, [[*[row] * 4, none]] * 2, 3, columns=60, lengths=lengths)
+    yield TopkLaunch("clamped", variant, [[*[row] * 4, none]], 3, columns=60, lengths=lengths)
+    heads = [[Row("random", random.standard_normal(290).astype(np.float32)) for _ in range(3)] for _ in "ab"]
+    yield TopkLaunch("heads", variant, heads, 5)
 
 
 def insert_launches(key_type: KeyType) -> Iterator[Launch]:
