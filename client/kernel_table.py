@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kernel.gfx950.hazards import HazardDistance
 from kernel.gfx950.report.kernel_report import KernelReport, LoopReport
+from kernel.gfx950.report.resources import Resources
 from kernel.gfx950.report.targets import Target
 
 COLUMNS = 100
@@ -18,13 +20,7 @@ TITLE = "One trip of a wave. Clocks, bound, MFMA use and the worst phase's use a
 
 def print_report(console: Console, report: KernelReport, targets: Sequence[Target]) -> None:
     """Print one kernel: resources, loops, where waves wait, wait states, bank conflicts, targets."""
-    has = report.resources
-    console.print(Text(f"{report.name} (H = {report.heads})", "bold"))
-    console.print(
-        f"{has.vgpr} VGPR ({has.agpr} AGPR of them), {has.sgpr} SGPR, {has.vgpr_spills} + {has.sgpr_spills} "
-        f"spills, {has.scratch_bytes} B scratch, {has.lds_bytes:,} B LDS, {has.waves_per_simd} waves a SIMD",
-        width=COLUMNS,
-    )
+    print_resources(console, report.name, report.heads, report.resources)
     console.print(_loops(report.loops), width=COLUMNS)
     console.print(Text("Predicted clocks of a trip, and of them a wave's waits:", "italic"))
     for loop in report.loops:
@@ -35,13 +31,33 @@ def print_report(console: Console, report: KernelReport, targets: Sequence[Targe
         if loop.beside_unmasked is not None
     ]
     console.print(f"Predicted MFMA use beside a workgroup in its unmasked loop: {', '.join(beside)}")
+    print_hazards(console, report.hazards)
+    console.print(_bank_conflicts(report), width=COLUMNS)
+    print_targets(console, targets)
+
+
+def print_resources(console: Console, name: str, heads: int | None, has: Resources) -> None:
+    """Print what a kernel is, for how many heads if that matters, and what it asks for."""
+    console.print(Text(name if heads is None else f"{name} (H = {heads})", "bold"))
+    console.print(
+        f"{has.vgpr} VGPR ({has.agpr} AGPR of them), {has.sgpr} SGPR, {has.vgpr_spills} + {has.sgpr_spills} "
+        f"spills, {has.scratch_bytes} B scratch, {has.lds_bytes:,} B LDS, {has.waves_per_simd} waves a SIMD",
+        width=COLUMNS,
+    )
+
+
+def print_hazards(console: Console, hazards: Sequence[HazardDistance]) -> None:
+    """Print the wait states that were found."""
     console.print(Text("Fewest wait states of what depends on what, over all paths:", "italic"))
-    for hazard in report.hazards:
+    for hazard in hazards:
         if hazard.seen is not None:
             style = "" if hazard.ok else "bold red"
             line = f"  {hazard.seen:>2} of {hazard.needed:>2} needed: {hazard.kind}"
             console.print(Text(line, style), width=COLUMNS)
-    console.print(_bank_conflicts(report), width=COLUMNS)
+
+
+def print_targets(console: Console, targets: Sequence[Target]) -> None:
+    """Print how many targets are met, and each that is not."""
     missed = [target for target in targets if not target.met]
     console.print(f"{len(targets) - len(missed)} of {len(targets)} targets met.")
     for target in missed:

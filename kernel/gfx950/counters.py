@@ -62,5 +62,19 @@ class Counters:
                 self.retire(flight)
             self.scalar.clear()
 
+    def supersede(self, register: int) -> int | None:
+        """Take a vector register from the vector memory load in flight that is to write it.
+
+        Returns the state it would have got, None where no such load is in flight.
+        """
+        for flight in self.vector_memory:
+            if register in flight.vectors:
+                at = flight.vectors.index(register)
+                state = flight.vector_states[at]
+                flight.vectors = flight.vectors[:at] + flight.vectors[at + 1 :]
+                flight.vector_states = flight.vector_states[:at] + flight.vector_states[at + 1 :]
+                return state
+        return None
+
     def in_flight(self) -> list[Flight]:
         return [*self.vector_memory, *self.lds, *self.scalar]

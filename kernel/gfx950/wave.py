@@ -300,6 +300,20 @@ class Wave:
             if self.vector_states[register] == IN_FLIGHT:
                 raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
 
+    def supersede_loads(self, first: int, count: int) -> None:
+        """Before a vector memory load: it may load registers again that an earlier one is still to write.
+
+        These loads write their registers in the order of issue (LLVM's feature ``vmem-write-vgpr-in-order``),
+        so the later one's data stay. Raises for registers that anything else will write.
+        """
+        for register in range(first, first + count):
+            if self.vector_states[register] == IN_FLIGHT:
+                state = self.counters.supersede(register)
+                if state is None:
+                    self.refuse_in_flight(register, 1)
+                else:
+                    self.vector_states[register] = state
+
     def depart(self, flight: Flight) -> None:
         """Puts the registers of an operation just issued in flight."""
         for register in flight.vectors:

@@ -109,6 +109,34 @@ def test_sdwa_sign_extension_and_results() -> None:
         assert int(found["v8"][at]) == (total & 0xFFFF) << 16
 
 
+def test_sdwa_converts_either_half() -> None:
+    """Every kind of float16, denormals and NaN among them, in the low or the high word."""
+    a = np.concatenate([words(6)[:48], np.array([0x0001_8001, 0x7C00_FC00, 0x7E01_0400, 0] * 4, np.uint32)])
+    text = """
+        v_cvt_f32_f16_sdwa v5, v10 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0
+        v_cvt_f32_f16_sdwa v6, v10 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1
+    """
+    found = run_lanes(text, vectors={"v10": a}, read_vectors=["v5", "v6"]).vectors
+    halves = a.view(np.float16).reshape(64, 2).astype(np.float32)
+    np.testing.assert_array_equal(found["v5"].view(np.float32), halves[:, 0])
+    np.testing.assert_array_equal(found["v6"].view(np.float32), halves[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("source", "part", "selection"),
+    [
+        ("v10", "DWORD", "BYTE_1"),
+        ("v10", "DWORD", "DWORD"),
+        ("sext(v10)", "DWORD", "WORD_1"),
+        ("v10", "WORD_0", "WORD_1"),
+    ],
+)
+def test_sdwa_converts_nothing_else(source: str, part: str, selection: str) -> None:
+    tail = f"dst_sel:{part} dst_unused:UNUSED_PAD src0_sel:{selection}"
+    with pytest.raises(UnsupportedInstructionError):
+        run_lanes(f"v_cvt_f32_f16_sdwa v5, {source} {tail}", vectors={"v10": OLD})
+
+
 @pytest.mark.parametrize("width", [16, 32])
 def test_lane_swaps(width: int) -> None:
     other = NUMBERS + np.uint32(1000)

@@ -133,12 +133,60 @@ def test_a_buffer_ends_where_its_descriptor_says() -> None:
     np.testing.assert_array_equal(target, wanted)
 
 
-def test_an_access_across_the_end_of_a_buffer_is_not_guessed() -> None:
-    body = f"{DESCRIPTORS}v_lshlrev_b32_e32 v2, 2, v0\n"
-    body += "buffer_load_dwordx2 v[10:11], v2, s[8:11], 0 offen offset:772"
+@pytest.mark.parametrize("dwords", [2, 3, 4])
+def test_a_load_across_the_end_of_a_buffer_gives_the_dwords_before_it(dwords: int) -> None:
+    """Each dword is checked by itself; the one past the allocation is not touched."""
+    end = 64 * dwords - 1  # of the last lane all dwords but one
+    source = np.zeros((64, dwords), np.uint32)
+    source[:] = words(64 * dwords, 3).reshape(64, dwords)
+    target = np.full((64, 4), 7, np.uint32)
+    body = f"""{DESCRIPTORS}
+        s_movk_i32 s10, {4 * end:#x}
+        v_mul_u32_u24_e32 v2, {4 * dwords}, v0
+        v_lshlrev_b32_e32 v3, 4, v0
+        v_mov_b32_e32 v10, 5
+        v_mov_b32_e32 v11, 5
+        v_mov_b32_e32 v12, 5
+        v_mov_b32_e32 v13, 5
+        buffer_load_dwordx{dwords} v[10:{9 + dwords}], v2, s[8:11], 0 offen
+        s_waitcnt vmcnt(0)
+        buffer_store_dwordx4 v[10:13], v3, s[12:15], 0 offen
+    """
+    two_buffers(source.reshape(-1)[:end].copy(), target.reshape(-1), body)
+    wanted = np.full((64, 4), 5, np.uint32)
+    wanted[:, :dwords] = source
+    wanted[63, dwords - 1] = 0
+    np.testing.assert_array_equal(target, wanted)
+
+
+def test_of_a_buffer_of_one_dword_a_long_load_gives_that() -> None:
+    """No lane's second dword lies inside; lanes behind it get 0."""
+    source, target = words(1, 4), np.full(4 * 64, 7, np.uint32)
+    body = f"""{DESCRIPTORS}
+        s_mov_b32 s10, 4
+        v_lshlrev_b32_e32 v2, 4, v0
+        buffer_load_dwordx4 v[10:13], v2, s[8:11], 0 offen
+        s_waitcnt vmcnt(0)
+        buffer_store_dwordx4 v[10:13], v2, s[12:15], 0 offen
+    """
+    two_buffers(source, target, body)
+    assert target[0] == source[0]
+    assert not target[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("text", "lane"),
+    [
+        ("buffer_load_dwordx2 v[10:11], v2, s[8:11], 0 offen offset:770", 62),  # not at a dword
+        ("buffer_load_ushort v10, v2, s[8:11], 0 offen offset:771", 63),
+        ("buffer_store_dwordx2 v[2:3], v2, s[12:15], 0 offen offset:772", 62),
+    ],
+)
+def test_other_accesses_across_the_end_of_a_buffer_are_not_guessed(text: str, lane: int) -> None:
+    body = f"{DESCRIPTORS}v_lshlrev_b32_e32 v2, 2, v0\nv_mov_b32_e32 v3, v2\n{text}"
     with pytest.raises(UnsupportedInstructionError, match="cross the end") as caught:
-        two_buffers(words(256), words(4), body)
-    assert caught.value.lane == 62
+        two_buffers(words(256), words(64), body)
+    assert caught.value.lane == lane
 
 
 def test_descriptors_that_are_not_raw_are_refused() -> None:

@@ -92,6 +92,22 @@ def test_vector_memory_finishes_in_order_and_stores_count() -> None:
         run_text(f"{before_a_store}s_waitcnt vmcnt(1)\nv_mov_b32_e32 v12, v10")
 
 
+def test_a_register_may_be_loaded_again_while_a_load_of_it_is_in_flight() -> None:
+    """Vector memory loads write in order: the later one's wait counts, and its data stay."""
+    first = "global_load_dwordx2 v[10:11], v1, s[4:5]\n"
+    second = "global_load_dword v10, v1, s[4:5] offset:4\n"
+    run_text(f"{first}{second}s_waitcnt vmcnt(0)\nglobal_store_dword v1, v10, s[6:7]")
+    run_text(f"{first}{second}s_waitcnt vmcnt(1)\nv_mov_b32_e32 v12, v11")
+    with pytest.raises(MissingWaitError, match="v10"):
+        run_text(f"{first}{second}s_waitcnt vmcnt(1)\nv_mov_b32_e32 v12, v10")
+    one_lane = f"s_mov_b64 exec, 1\n{second}s_waitcnt vmcnt(0)\ns_mov_b64 exec, -1\n"
+    run_text(f"{first}{one_lane}v_add_u32_e32 v12, v10, v11")
+    with pytest.raises(MissingWaitError, match="v10"):
+        run_text(f"{SETUP}ds_read_b32 v10, v1\n{second}")
+    with pytest.raises(MissingWaitError, match="v10"):
+        run_text(f"{SETUP}{second}ds_read_b32 v10, v1")
+
+
 def test_lds_operations_finish_in_order() -> None:
     body = f"{SETUP}ds_read_b32 v10, v1\nds_read_b32 v11, v1\nds_write_b32 v1, v9\ns_waitcnt lgkmcnt(1)\n"
     run_text(f"{body}v_add_u32_e32 v12, v10, v11")

@@ -27,7 +27,9 @@ def test_a_compiled_kernel_runs_without_a_compiler(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "client.cli", "kernel", "compile", "--json", "--cache", str(tmp_path)]
     compiled = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(compiled.stdout)
-    assert result["kernels"] == ["score_prefill_h1", "score_prefill_h2", "score_prefill_h4"]
+    assert result["kernels"][:6] == [
+        f"score_{kind}_h{h}" for kind in ("prefill", "decode") for h in (1, 2, 4)
+    ]
     assert result["cache"] == str(tmp_path)
     environment = os.environ | {"FLYDSL_RUNTIME_RUN_ONLY": "1", "FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", LAUNCH], check=True, env=environment)
@@ -44,7 +46,7 @@ def test_compiling_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("COMPILE_ONLY", raising=False)
     monkeypatch.delenv("FLYDSL_RUNTIME_CACHE_DIR", raising=False)
     monkeypatch.setattr(toolchain, "SUPPORTED_HEADS", (4,))
-    assert toolchain.compile_kernels(tmp_path) == ["score_prefill_h4"]
+    assert toolchain.compile_kernels(tmp_path)[:2] == ["score_prefill_h4", "score_decode_h4"]
     assert "COMPILE_ONLY" not in os.environ
     assert "FLYDSL_RUNTIME_CACHE_DIR" not in os.environ
     assert list(tmp_path.rglob("*.pkl"))

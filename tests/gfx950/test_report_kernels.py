@@ -15,10 +15,12 @@ import pytest
 
 from client.commands.kernel_report import HONESTY
 from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.topk_variants import VARIANTS
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import parse_program
 from kernel.gfx950.hip import simulated_device
-from kernel.gfx950.report import kernel_report
+from kernel.gfx950.report import decode, insert, kernel_report, topk
 from kernel.gfx950.report.loops import ROLES
 from kernel.gfx950.report.targets import check_targets
 from tests.gfx950 import compiled
@@ -169,7 +171,19 @@ def reported_before(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     """The command uses what the session has compiled and analysed."""
     monkeypatch.setattr(toolchain, "assembly", lambda heads: compiled.assembly(heads, tmp_path_factory))
     monkeypatch.setattr(
+        toolchain, "decode_assembly", lambda heads: compiled.assembly(heads, tmp_path_factory, "decode")
+    )
+    monkeypatch.setattr(
         kernel_report, "report_kernel", lambda _text, _name, heads: compiled.report(heads, tmp_path_factory)
+    )
+    monkeypatch.setattr(toolchain, "topk_assembly", lambda _variant: ("", ""))
+    monkeypatch.setattr(toolchain, "insert_assembly", lambda _key_type: ("", ""))
+    monkeypatch.setattr(topk, "report_topk", lambda _text, variant: compiled.work_report(variant))
+    monkeypatch.setattr(
+        insert, "report_insert", lambda _text, _name, key_type: compiled.work_report(key_type)
+    )
+    monkeypatch.setattr(
+        decode, "report_decode", lambda _text, _name, heads: compiled.decode_report(heads, tmp_path_factory)
     )
 
 
@@ -179,12 +193,17 @@ def test_the_command_prints_the_fields(tmp_path_factory: pytest.TempPathFactory)
     assert done.exit_code == 0
     printed = json.loads(done.stdout)
     assert printed["note"] == HONESTY
+    expected = [compiled.report(heads, tmp_path_factory).fields() for heads in SUPPORTED_HEADS]
+    expected += [compiled.decode_report(heads, tmp_path_factory).fields() for heads in SUPPORTED_HEADS]
+    expected += [compiled.work_report(kernel).fields() for kernel in (*VARIANTS, *KeyType)]
     assert [kernel["name"] for kernel in printed["kernels"]] == [
-        f"score_prefill_h{h}" for h in SUPPORTED_HEADS
+        *(f"score_{kind}_h{h}" for kind in ("prefill", "decode") for h in SUPPORTED_HEADS),
+        *(variant.name for variant in VARIANTS),
+        *(f"insert_{key_type.value}" for key_type in KeyType),
     ]
-    for heads, kernel in zip(SUPPORTED_HEADS, printed["kernels"]):
+    for kernel, fields in zip(printed["kernels"], expected, strict=True):
         assert all(target["wanted"] for target in kernel.pop("targets"))
-        assert kernel == compiled.report(heads, tmp_path_factory).fields()
+        assert kernel == fields
 
 
 @pytest.mark.usefixtures("reported_before")

@@ -19,6 +19,8 @@ Value: TypeAlias = Any
 
 GLOBAL, LDS, CONSTANT = 1, 3, 4
 """LLVM address spaces."""
+NON_TEMPORAL = 2
+"""Cache policy of what is read once."""
 _DYNAMIC = -(2**31)  # how a GEP says that an index is an operand
 
 
@@ -54,13 +56,22 @@ def maximum(a: Value, b: Value) -> fx.Int32:
     return fx.Int32(arith.maxsi(i32(a), i32(b)))
 
 
-def shift_right(a: Value, bits: int) -> fx.Int32:
+def shift_left(a: Value, bits: Value) -> fx.Int32:
+    return fx.Int32(arith.shli(i32(a), i32(bits)))
+
+
+def shift_right(a: Value, bits: Value) -> fx.Int32:
     """Logical shift: the numbers here are not negative, and LLVM then knows it."""
     return fx.Int32(arith.shrui(i32(a), i32(bits)))
 
 
 def shift_right_signed(a: Value, bits: int) -> fx.Int32:
     return fx.Int32(arith.shrsi(i32(a), i32(bits)))
+
+
+def below(a: Value, b: Value) -> fx.Boolean:
+    """``a < b`` of unsigned numbers: a negative one is above every other."""
+    return fx.Boolean(arith.cmpi(arith.CmpIPredicate.ult, i32(a), i32(b)))
 
 
 def as_int32(x: Value) -> fx.Int32:
@@ -115,6 +126,10 @@ def load(dwords: int, base: Value) -> Value:
     return llvm.load(vector_type(dwords, T.i32), base, alignment=4 * dwords)
 
 
+def load_f32(base: Value) -> Value:
+    return llvm.load(T.f32, base, alignment=4)
+
+
 def store(value: Value, base: Value, alignment: int) -> None:
     llvm.store(value, base, alignment=alignment)
 
@@ -128,17 +143,17 @@ def scalar_load(dwords: int, address: Value) -> Value:
     return llvm.load(kind, pointer(address, CONSTANT), alignment=4, invariant=True)
 
 
-def buffer(address: Value, num_bytes: int) -> Value:
-    """Buffer descriptor: reads at or past ``num_bytes`` give 0 and touch no memory."""
+def buffer(address: Value, num_bytes: Value) -> Value:
+    """Buffer descriptor: dwords read at or past ``num_bytes`` are 0 and touch no memory."""
     base = fx.inttoptr(fx.PointerType.get(T.i8, fx.AddressSpace.Global, 1), fx.Int64(i64(address)))
-    return fx.rocdl.get_buffer_rsrc(fx.rocdl.make_buffer_ptr(base, num_records_bytes=fx.Int64(num_bytes)))
+    return fx.rocdl.get_buffer_rsrc(fx.rocdl.make_buffer_ptr(base, num_records_bytes=wide(num_bytes)))
 
 
-def buffer_load(dwords: int, descriptor: Value, num_bytes: Value) -> Value:
+def buffer_load(dwords: int, descriptor: Value, num_bytes: Value, policy: int = 0) -> Value:
     """Load at a byte offset. Global loads would lose their scalar base across basic blocks, buffer loads keep
-    it."""
+    it. ``policy`` are cache bits, such as ``NON_TEMPORAL``."""
     kind = T.i32 if dwords == 1 else vector_type(dwords, T.i32)
-    return fx.rocdl.raw_ptr_buffer_load(kind, descriptor, as_ir_value(num_bytes), i32(0))
+    return fx.rocdl.raw_ptr_buffer_load(kind, descriptor, i32(num_bytes), i32(0), aux=policy)
 
 
 def shared_memory(num_bytes: int) -> Value:
@@ -162,17 +177,19 @@ def uniform(x: Value) -> fx.Int32:
     return fx.Int32(fx.rocdl.readfirstlane(T.i32, as_ir_value(x)))
 
 
-def fold(width: int, a: Value, b: Value) -> Value:
-    """Maximum of two fp32 over lanes ``width`` apart, both in one register.
-
-    The swap exchanges the odd ``width``-lane rows of ``a`` with the even ones of ``b``: afterwards even rows
-    hold ``a`` of two rows, odd rows ``b`` of them.
-    """
+def swap(width: int, a: Value, b: Value) -> list[Value]:
+    """Exchange the odd ``width``-lane rows of ``a`` with the even ones of ``b``, both 32-bit integers."""
     pair = ir.Type.parse("!llvm.struct<(i32, i32)>")
-    swap = rocdl.permlane32_swap if width == 32 else rocdl.permlane16_swap
-    bits = [llvm.BitcastOp(T.i32, x).result for x in (a, b)]
-    swapped = swap(pair, *bits, False, False)
-    return max_f32(*(llvm.BitcastOp(T.f32, llvm.extractvalue(T.i32, swapped, [k])).result for k in (0, 1)))
+    exchange = rocdl.permlane32_swap if width == 32 else rocdl.permlane16_swap
+    swapped = exchange(pair, a, b, False, False)
+    return [llvm.extractvalue(T.i32, swapped, [k]) for k in (0, 1)]
+
+
+def fold(width: int, a: Value, b: Value) -> Value:
+    """Maximum of two fp32 over lanes ``width`` apart, both in one register: afterwards even rows of lanes
+    hold ``a`` of two rows, odd ones ``b`` of them."""
+    swapped = swap(width, *(llvm.BitcastOp(T.i32, x).result for x in (a, b)))
+    return max_f32(*(llvm.BitcastOp(T.f32, x).result for x in swapped))
 
 
 def mfma(a: Value, b: Value, start: Value) -> Value:
@@ -228,6 +245,12 @@ def pin(value: Value) -> Value:
 def pin_scalar(value: Value) -> Value:
     """:func:`pin` for a uniform value. A loaded one is waited for here, and not loaded later."""
     return llvm.inline_asm(value.type, [value], "; pin", "=s,0", has_side_effects=True)
+
+
+def keep(value: Value) -> None:
+    """Hold a value's registers until here. LLVM would reuse those of a load in flight that nobody reads, and
+    wait for it to do so."""
+    llvm.inline_asm(None, [as_ir_value(value)], "; keep", "v", has_side_effects=True)
 
 
 def fence() -> None:

@@ -68,7 +68,7 @@ class PrefillLauncher:
         if not plan.num_items or not scores.shape[2]:
             return
         work = torch.frombuffer(bytearray(plan.words), dtype=torch.int32).to(scores.device)
-        q, lut = _aligned(batch.q), _aligned(batch.lut)
+        q, lut = aligned(batch.q), aligned(batch.lut)
         tensors = [q, batch.pages, lut, scores, batch.block_table, work]
         if maxima is not None:
             tensors.append(maxima)
@@ -112,5 +112,6 @@ def _stream(handle: int) -> object:
     return fx.Stream(handle)
 
 
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy that starts where the kernels' loads of operands may."""
     return tensor if tensor.data_ptr() % _OPERAND_ALIGNMENT == 0 else tensor.clone()

@@ -6,12 +6,14 @@ import importlib.util
 import io
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from kernel.backends.flydsl import kernel_cache, linker
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.runtime import TARGET
+from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
@@ -63,21 +65,61 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
     prepare()
-    from kernel.backends.flydsl import score_prefill
+    from kernel.backends.flydsl import insert, score_decode, score_prefill, topk
 
     settings = {"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0", kernel_cache.ENABLE: "1"}
     if cache_dir is not None:
         settings[kernel_cache.FOLDER] = str(cache_dir)
     with _environment(settings):
         kernel_cache.prepare()
-        return [score_prefill.compile_for(heads) for heads in SUPPORTED_HEADS]
+        return [
+            *(
+                score.compile_for(heads)
+                for score in (score_prefill, score_decode)
+                for heads in SUPPORTED_HEADS
+            ),
+            *map(topk.compile_for, VARIANTS),
+            *map(insert.compile_for, KeyType),
+        ]
 
 
 def assembly(heads: int) -> tuple[str, str]:
-    """Compile the prefill scorer afresh, past FlyDSL's cache.
+    """:func:`assembly_of` the prefill scorer for ``heads`` index heads."""
+    prepare()
+    from kernel.backends.flydsl import score_prefill
+
+    return assembly_of(lambda: score_prefill.compile_for(heads))
+
+
+def decode_assembly(heads: int) -> tuple[str, str]:
+    """:func:`assembly_of` the decode scorer for ``heads`` index heads."""
+    prepare()
+    from kernel.backends.flydsl import score_decode
+
+    return assembly_of(lambda: score_decode.compile_for(heads))
+
+
+def topk_assembly(variant: Variant) -> tuple[str, str]:
+    """:func:`assembly_of` a top-k kernel."""
+    prepare()
+    from kernel.backends.flydsl import topk
+
+    return assembly_of(lambda: topk.compile_for(variant))
+
+
+def insert_assembly(key_type: KeyType) -> tuple[str, str]:
+    """:func:`assembly_of` the insert kernel for keys of a type."""
+    prepare()
+    from kernel.backends.flydsl import insert
+
+    return assembly_of(lambda: insert.compile_for(key_type))
+
+
+def assembly_of(compile_kernel: Callable[[], str]) -> tuple[str, str]:
+    """Compile a kernel afresh, past FlyDSL's cache.
 
     Args:
-        heads: index heads, H.
+        compile_kernel: compiles it with FlyDSL and returns its name.
 
     Returns:
         The kernel's name and the compiler's assembly text, which is the binary: assembled again it gives the
@@ -87,8 +129,6 @@ def assembly(heads: int) -> tuple[str, str]:
         DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
     """
     prepare()
-    from kernel.backends.flydsl import score_prefill
-
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "COMPILE_ONLY": "1",
@@ -97,7 +137,7 @@ def assembly(heads: int) -> tuple[str, str]:
             "FLYDSL_DUMP_DIR": folder,
         }
         with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
-            name = score_prefill.compile_for(heads)
+            name = compile_kernel()
         texts = list(Path(folder).rglob("*.s"))  # FlyDSL goes on without where it cannot write
         if len(texts) != 1:
             raise DeviceUnavailableError(

@@ -20,15 +20,21 @@ class Target:
 
     lanes: npt.NDArray[np.intp]
     addresses: npt.NDArray[np.int64]
+    dwords: npt.NDArray[np.int64] | None = None
+    """Of a load that the end of a buffer cuts: how many of each lane's dwords lie inside."""
 
 
 AddressSource = Callable[[Wave], Target]
 
 
 def buffer_address(
-    form: Form, address: Operand, resource: Operand, scalar_offset: Operand, size: int
+    form: Form, address: Operand, resource: Operand, scalar_offset: Operand, size: int, *, cut: bool = False
 ) -> AddressSource:
-    """Raw buffers: stride 0. What begins at or after ``num_records`` is not accessed (loads give 0)."""
+    """Raw buffers: stride 0. What begins at or after ``num_records`` is not accessed (loads give 0).
+
+    The hardware checks each dword of a longer access by itself. With ``cut`` an access of aligned dwords may
+    therefore cross the end (LLVM AMDGPU guide, "Relaxed Buffer OOB Mode"); every other crossing is refused.
+    """
     if form.flag("idxen"):
         raise UnsupportedInstructionError("buffer access with idxen")
     if resource.kind != "scalar" or resource.count != 4 or resource.modified:
@@ -56,6 +62,9 @@ def buffer_address(
         lanes = np.flatnonzero(wave.lanes & (offsets + moved < records))
         inside = offsets[lanes]
         if lanes.size and int(inside.max()) + moved + size > records:
+            if cut and not (records % 4 or np.any((inside + moved) % 4)):
+                dwords = np.minimum((records - moved - inside) // 4, size // 4)
+                return Target(lanes, inside + (base + moved), dwords)
             at = int(np.argmax(inside + moved + size > records))
             raise UnsupportedInstructionError(
                 f"{size} bytes at offset {int(inside[at]) + moved} cross the end of a buffer of {records}",

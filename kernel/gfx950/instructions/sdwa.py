@@ -38,10 +38,13 @@ def sdwa_source(form: Form, operand: Operand, at: int, letter: str) -> ValueSour
         raise UnsupportedInstructionError(
             f"operand {operand.text}: an sdwa source is a vector or scalar register"
         )
-    if operand.negate or operand.absolute or letter not in ("u", "i") or (operand.sign_extend and bits == 32):
+    whole, half = letter in ("u", "i"), letter == "h" and bits == 16 and not operand.sign_extend
+    if operand.negate or operand.absolute or not (whole or half) or (operand.sign_extend and bits == 32):
         raise UnsupportedInstructionError(f"{form.mnemonic} in the sdwa encoding with operand {operand.text}")
     plain = Operand(operand.kind, operand.text, operand.index, operand.count)
     read = form.source(plain, "u")
+    if half:
+        return lambda wave: (read(wave) >> np.uint32(start)).astype(np.uint16)
     low, up = np.uint32(32 - bits - start), np.uint32(32 - bits)
     if operand.sign_extend:
         cast = np.uint32 if letter == "u" else np.int32
@@ -55,7 +58,7 @@ def sdwa_step(
     form: Form, operands: Sequence[Operand], letters: str, result: str, function: Callable[..., Value]
 ) -> Step:
     """``function`` of the selected parts; the unused part of the result is cleared, sign-filled or kept."""
-    if len(letters) > 2 or result not in ("u", "i"):
+    if len(letters) > 2 or result not in ("u", "i", "f"):
         raise UnsupportedInstructionError(f"{form.mnemonic} in the sdwa encoding")
     register = form.vector(operands[0])
     sources = [
@@ -66,10 +69,12 @@ def sdwa_step(
     unused = form.word("dst_unused", "UNUSED_PRESERVE")  # LLVM's default
     if unused not in ("UNUSED_PAD", "UNUSED_SEXT", "UNUSED_PRESERVE"):
         raise UnsupportedInstructionError(f"dst_unused:{unused}")
-    put = write32(register, "u")
     if bits == 32:
         whole = write32(register, result)
         return lambda wave: whole(wave, function(*[source(wave) for source in sources]))
+    if result == "f":
+        raise UnsupportedInstructionError(f"{form.mnemonic} to a part of a dword")
+    put = write32(register, "u")
     part = np.uint32((1 << bits) - 1)
     kept = np.uint32(0xFFFFFFFF) ^ (part << np.uint32(start))
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from kernel.gfx950.counters import Flight
 from kernel.gfx950.errors import MissingWaitError, OutOfBoundsError, UnsupportedInstructionError
 from kernel.gfx950.form import Builder, Form, Step
-from kernel.gfx950.instructions.addresses import AddressSource, buffer_address, global_address
+from kernel.gfx950.instructions.addresses import AddressSource, Target, buffer_address, global_address
 from kernel.gfx950.instructions.lds_access import scatter
 from kernel.gfx950.machine import Request
 from kernel.gfx950.operands import M0, Operand
@@ -35,12 +35,12 @@ def _load(form: Form, destination: Operand, find: AddressSource) -> Step:
 
     def step(wave: Wave) -> None:
         target = find(wave)
-        wave.refuse_in_flight(first, count)
+        wave.supersede_loads(first, count)
         request = Request(wave.index, wave.epoch, line)
         result = np.zeros((count, 64), np.uint32)
         defined: npt.NDArray[np.bool_] | None = None
         if target.lanes.size:
-            values, known = wave.machine.load(target.addresses, size, target.lanes, request)
+            values, known = _read(wave, target, size, request)
             if signed is not None:
                 sign = np.uint32(1 << (signed - 1))
                 values = (values ^ sign) - sign
@@ -58,6 +58,24 @@ def _load(form: Form, destination: Operand, find: AddressSource) -> Step:
         wave.counters.vector_memory.append(flight)
 
     return step
+
+
+def _read(
+    wave: Wave, target: Target, size: int, request: Request
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
+    """As ``Machine.load``; of a load that a buffer's end cuts, the dwords past it are 0."""
+    if target.dwords is None:
+        return wave.machine.load(target.addresses, size, target.lanes, request)
+    values = np.zeros((size // 4, target.lanes.size), np.uint32)
+    known = np.ones(values.shape, np.bool_)
+    for at in range(int(target.dwords.max())):
+        inside = target.dwords > at
+        addresses, lanes = target.addresses[inside] + 4 * at, target.lanes[inside]
+        found, defined = wave.machine.load(addresses, 4, lanes, request)
+        values[at, inside] = found[0]
+        if defined is not None:
+            known[at, inside] = defined[0]
+    return values, None if known.all() else known
 
 
 def _store(form: Form, operand: Operand, find: AddressSource) -> Step:
@@ -143,8 +161,9 @@ def _buffer(form: Form) -> Step:
         find = buffer_address(form, address, resource, scalar_offset, size)
         return _dma(form, find, size, int(offset) if isinstance(offset, int) else 0)
     register, address, resource, scalar_offset = form.operands(4)
-    find = buffer_address(form, address, resource, scalar_offset, size)
-    return (_store if "_store_" in form.mnemonic else _load)(form, register, find)
+    loads = "_store_" not in form.mnemonic
+    find = buffer_address(form, address, resource, scalar_offset, size, cut=loads and size % 4 == 0)
+    return (_load if loads else _store)(form, register, find)
 
 
 def _global(form: Form) -> Step:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
-from kernel.gfx950.parse import parse_program
+from kernel.gfx950.parse import Kernel, parse_program
 from kernel.gfx950.report.dynamic import InterpretedRun, interpret
 from kernel.gfx950.report.loops import Trip, find_trips
 from kernel.gfx950.report.model import ModelClocks, count_classes, model_clocks
@@ -106,6 +107,29 @@ class KernelReport:
         }
 
 
+def loop_report(
+    kernel: Kernel, trip: Trip, extra_passes: Mapping[int, float], beside: Sequence[int] | None = None
+) -> LoopReport:
+    """Count a trip and predict its clocks.
+
+    Args:
+        kernel: whose trip it is.
+        trip: one trip of a role.
+        extra_passes: mean extra LDS passes of an access, by assembly line.
+        beside: another trip, which the other workgroup repeats in a second prediction.
+    """
+    instructions = trip.instructions(kernel)
+    nops = [i for i in instructions if instruction_class(i) == "nop"]
+    return LoopReport(
+        trip,
+        dict(count_classes(instructions)),
+        sum(int(i.operands[0].number) + 1 for i in nops),
+        model_clocks(instructions),
+        predict(kernel, trip.path, extra_passes),
+        None if beside is None else utilisation_beside(kernel, trip.path, beside, extra_passes),
+    )
+
+
 def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     """Analyse one prefill scorer.
 
@@ -130,18 +154,8 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     unmasked = next(trip for trip in trips if trip.role == "unmasked")
 
     def loop(trip: Trip) -> LoopReport:
-        instructions = trip.instructions(kernel)
-        nops = [i for i in instructions if instruction_class(i) == "nop"]
-        return LoopReport(
-            trip,
-            dict(count_classes(instructions)),
-            sum(int(i.operands[0].number) + 1 for i in nops),
-            model_clocks(instructions),
-            predict(kernel, trip.path, extra_passes),
-            utilisation_beside(kernel, trip.path, unmasked.path, extra_passes)
-            if trip.role in ("diagonal", "unaligned")
-            else None,
-        )
+        beside = unmasked.path if trip.role in ("diagonal", "unaligned") else None
+        return loop_report(kernel, trip, extra_passes, beside)
 
     return KernelReport(
         name,

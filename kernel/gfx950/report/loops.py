@@ -73,7 +73,7 @@ def find_trips(run: InterpretedRun) -> list[Trip]:
     for (workgroup, wave), trace in sorted(run.report.traces.items()):
         item = run.items[workgroup]
         block = item.first_block
-        for path in _trips(trace, loops):
+        for path in trips_of(trace, loops):
             blocks = sum(at in barriers for at in path)
             if blocks:
                 found[_role(item, wave, run.num_heads, block, blocks)][path] += 1
@@ -87,7 +87,7 @@ def find_trips(run: InterpretedRun) -> list[Trip]:
     return [_representative(kernel, role, found[role]) for role in ROLES]
 
 
-def _trips(trace: npt.NDArray[np.int32], loops: list[Loop]) -> Iterator[tuple[int, ...]]:
+def trips_of(trace: npt.NDArray[np.int32], loops: list[Loop]) -> Iterator[tuple[int, ...]]:
     """The trips of one wave round each of the loops, outer ones first; without those of the loops inside."""
     innermost = np.full(int(trace.max()) + 1, -1)
     for number, loop in enumerate(loops):

@@ -68,7 +68,18 @@ def _touched(instruction: Instruction, in_flight: InFlight) -> Register | str | 
     touched: set[Register | str] = {*use.reads, *use.writes}
     if instruction.mnemonic == "s_barrier":
         touched.add(_BARRIER)
-    return next((resource for _, resource in in_flight if resource in touched), None)
+    # Vector memory loads write in order, so one may load what an earlier one is still to write.
+    in_order: frozenset[Register] = frozenset()
+    if _counter(instruction) == _VECTOR:
+        in_order = use.writes - use.reads
+    return next(
+        (
+            resource
+            for counter, resource in in_flight
+            if resource in touched and not (counter == _VECTOR and resource in in_order)
+        ),
+        None,
+    )
 
 
 def _after(instruction: Instruction, before: InFlight) -> InFlight:

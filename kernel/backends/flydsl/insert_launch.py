@@ -1,0 +1,61 @@
+"""Launching the insert kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.compiled import CompiledKernels, Launch
+from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.contract import BLOCK_TOKENS
+
+_MAX_LAUNCH_KEYS = 1 << 27
+"""A grid may hold 2^32 threads, eight a key, so launches are chunked."""
+
+
+class InsertLauncher:
+    """Inserts keys on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
+
+    def __init__(self, device: Device) -> None:
+        toolchain.prepare()
+        preflight(device)
+        self._device = device
+        self._compiled = CompiledKernels(_compile_and_launch)
+
+    def __call__(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
+        """Quantise and scatter; asynchronous on a GPU. See :meth:`kernel.backends.base.Backend.insert`.
+
+        Raises:
+            LaunchError: a HIP call failed; what the slots hold is undefined.
+        """
+        from kernel.backends.flydsl import insert
+
+        if not keys.shape[0] or not pages.shape[0]:
+            return
+        key_bytes = keys.element_size()
+        alignment = insert.LOAD_BYTES
+        if keys.stride(1) != 1 or keys.stride(0) * key_bytes % alignment or keys.data_ptr() % alignment:
+            keys = keys.clone(memory_format=torch.contiguous_format)
+        slots = slots.contiguous()
+        key_stride = keys.stride(0) * key_bytes
+        for first in range(0, keys.shape[0], _MAX_LAUNCH_KEYS):
+            num = min(keys.shape[0] - first, _MAX_LAUNCH_KEYS)
+            arguments = (
+                keys.data_ptr() + first * key_stride,
+                key_stride,
+                slots.data_ptr() + 8 * first,
+                pages.data_ptr(),
+                pages.stride(0),
+                pages.shape[0] * BLOCK_TOKENS,
+                num,
+                -(-num // insert.KEYS_PER_WORKGROUP),
+            )
+            with launching(self._device, [keys, pages, slots]) as stream:
+                self._compiled.launch(KeyType.of(keys.dtype), *arguments, stream)
+
+
+def _compile_and_launch(*arguments: int) -> Launch:
+    from kernel.backends.flydsl import insert
+
+    return insert.compile_and_launch(*arguments)  # type: ignore[arg-type]

@@ -1,0 +1,205 @@
+"""A wave's blocks of one request: the ring of pages in flight, the diagonal. See ``score_decode.py``."""
+
+from __future__ import annotations
+
+import flydsl.expr as fx
+from flydsl.expr.typing import T
+
+from kernel.backends.flydsl import device as d
+from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl.device import Value
+from kernel.backends.flydsl.score_decode_arguments import MAX_ROWS, TRIP_BLOCKS, DecodeArguments
+from kernel.backends.flydsl.score_decode_output import RequestOutput
+from kernel.backends.flydsl.score_decode_page import PageScorer
+from kernel.backends.flydsl.score_decode_share import RequestPart, Share
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
+
+_HIDDEN = -3e38
+"""Start value of a token that a row does not see; scores stay within 128 * 448 * 448 < 2^25."""
+
+
+class RequestScorer:
+    """Traces the scores of one request's part.
+
+    Args:
+        heads: index heads, H.
+        arguments: the kernel's arguments.
+        share: whose part it is.
+        part: the request and the wave's blocks of it.
+        page: scores single pages.
+    """
+
+    def __init__(
+        self, heads: int, arguments: DecodeArguments, share: Share, part: RequestPart, page: PageScorer
+    ) -> None:
+        self.heads, self.log_heads = heads, heads.bit_length() - 1
+        self.arguments, self.share, self.part, self.page = arguments, share, part, page
+        self.minus_infinity = d.f32(float("-inf"))
+        self.local_blocks = arguments.late("local_blocks")
+        self.rows = d.minimum(part.query_len, MAX_ROWS // heads) * heads
+        self.position = part.seq_len - part.query_len
+        known = d.below(part.table_row, arguments.late("table_height"))
+        row = fx.Int32(d.select(known, part.table_row, d.i32(0)))
+        self.table_row = arguments.late("table") + d.wide(row) * d.wide(arguments.late("table_width")) * 4
+
+    def run(self) -> None:
+        """Score the wave's blocks of the request."""
+        part = self.part
+        # Blocks that some row sees whole and without a sentinel; no other page is read in the ring.
+        whole = d.shift_right(part.seq_len, 7)
+        unforced = d.shift_right(part.seq_len + (BLOCK_TOKENS - 1), 7) - self.local_blocks
+        self.needed_end = d.minimum(d.minimum(whole, unforced), part.end)
+        step = d.shift_left(1, part.log_step)
+
+        self.page.settle()
+        # All is requested before anything is waited for; the queries first, or their wait were one for pages.
+        depth = self.page.depth
+        ids = [self._page_id(part.first + k) for k in range(depth)]
+        ahead_ids = self._ids_ahead(part.first, step)
+        queries = self._load_queries()
+        d.fence()
+        diagonal = self._diagonal_scores(queries)
+        ring = [self.page.load(self._page(part.first + k, ids[k]), k) for k in range(depth)]
+        # The first row sees the least.
+        seen = d.shift_right_signed(self.position, 7) + 1 - self.local_blocks
+        plain_end = d.minimum(seen, d.shift_right_signed(self.position + 1, 7))
+        self.output = RequestOutput(
+            self.heads, self.arguments, self.share, part, self.rows, self.row_position, diagonal, plain_end
+        )
+        self.page.queries = _as_operand(queries)
+
+        def trip(block: fx.Int32, values: list[Value]) -> list[Value]:
+            ring, ids, best = self._unpacked(values)
+            after: list[Value] = []
+
+            def fetch_ids() -> None:
+                after.extend(self._ids_ahead(block + step, step))
+
+            scores = []
+            for k in range(TRIP_BLOCKS):
+                slot = k % depth
+                page = self._page(self._ahead(block, step, k), ids[k])
+                late = fetch_ids if k == 0 else None
+                score, ring[slot] = self.page.score(ring[slot], slot, page, pages_after=depth - 1, late=late)
+                scores.append(score)
+            # Held here: LLVM would sink them into the block of their use, and wait there a whole latency.
+            after = [d.pin_scalar(page_id) for page_id in after]
+            best = self.output.store(block, scores, best)
+            return [*(value for page in ring for value in page), *after, best]
+
+        carried = [*(value for page in ring for value in page), *ahead_ids, self.minus_infinity]
+        trips = d.shift_right(part.end - part.first + (step - TRIP_BLOCKS), part.log_step)
+        middle = part.first + d.shift_left(trips, part.log_step)
+        carried = d.for_range(part.first, middle, step, carried, trip)
+        ring, ids, best = self._unpacked(carried)
+        rest = part.end - middle
+        d.if_then(rest > 0, lambda: self._tail(middle, rest, ring, ids, best))
+        self.output.fill()
+
+    def _tail(
+        self, block: fx.Int32, rest: fx.Int32, ring: list[list[Value]], ids: list[Value], best: Value
+    ) -> None:
+        """The last one to three blocks, whose pages are in the ring, or get there."""
+        most, depth = TRIP_BLOCKS - 1, self.page.depth
+
+        def scores(k: int) -> list[Value]:
+            ahead, slot = k + depth, k % depth
+            page = self._page(block + ahead, ids[k]) if ahead < most else None
+            after = min(depth - 1, max(most, depth) - 1 - k)
+            score, loaded = self.page.score(ring[slot], slot, page, pages_after=after)
+            if page is not None:
+                ring[slot] = loaded
+            left = most - 1 - k
+            if not left:
+                return [score]
+            none = [self.minus_infinity] * left
+            return [score, *d.if_else(rest > k + 1, [T.f32] * left, lambda: scores(k + 1), lambda: none)]
+
+        found = [*scores(0), self.minus_infinity]
+        for value in ring[-1]:
+            d.keep(value)
+        self.output.store(block, found, best, end=self.part.end)
+
+    def _unpacked(self, values: list[Value]) -> tuple[list[list[Value]], list[Value], Value]:
+        """The pages in flight, the ids of those that the trip requests, the maxima so far."""
+        count, depth = self.page.values, self.page.depth
+        ring = [values[count * k : count * (k + 1)] for k in range(depth)]
+        return ring, values[count * depth : -1], values[-1]
+
+    # ---- queries and pages ----
+    def _load_queries(self) -> list[Value]:
+        """32 bytes of this lane's row; rows past the end repeat the last one."""
+        row = self.part.query_start * self.heads + d.minimum(self.share.row(), self.rows - 1)
+        last = self.arguments.late("total_q") * self.heads - 1
+        row = fx.Int32(d.select(d.below(row, last), row, last))
+        address = d.wide(row) * HEAD_DIM + d.wide(self.share.quarter() * (HEAD_DIM // 4))
+        base = d.offset(d.pointer(self.arguments.late("q"), d.GLOBAL), address)
+        return [d.load(4, d.offset(base, geo.OPERAND_BYTES * half)) for half in range(2)]
+
+    def _page_id(self, block: fx.Int32) -> Value:
+        """Page of a block; past the request's last block that one's, for the columns beyond may hold
+        anything."""
+        column = d.minimum(block, self.part.num_blocks - 1)
+        return d.scalar_load(1, self.table_row + d.wide(column) * 4)
+
+    def _ahead(self, block: fx.Int32, step: fx.Int32, k: int) -> fx.Int32:
+        """The block whose page is requested while the k-th block of a trip from ``block`` is scored."""
+        trips, within = divmod(k + self.page.depth, TRIP_BLOCKS)
+        return block + step + within if trips else block + within
+
+    def _ids_ahead(self, block: fx.Int32, step: fx.Int32) -> list[Value]:
+        """Pages that a trip requests."""
+        return [self._page_id(self._ahead(block, step, k)) for k in range(TRIP_BLOCKS)]
+
+    def _page(self, block: fx.Int32, page_id: Value, *, diagonal: bool = False) -> Value:
+        """Descriptor of a page: no load can leave it. Of no bytes where the page is not needed or not in the
+        cache: its loads then give 0 and cost no traffic, without a branch."""
+        needed = d.below(page_id, self.arguments.num_pages)
+        if not diagonal:
+            needed = needed & (block >= self.arguments.init_blocks) & (block < self.needed_end)
+        size = d.select(needed, d.i32(PAGE_BYTES), d.i32(0))
+        return d.buffer(self.arguments.pages + d.wide(page_id) * self.arguments.page_stride, size)
+
+    # ---- the diagonal ----
+    def _diagonal_scores(self, queries: list[Value]) -> Value:
+        """Of each row the score of the block that it sees in part, before the ring is loaded.
+
+        Only without local blocks: else that block's score is a sentinel. The rows of a request lie in at most
+        two such blocks.
+        """
+        part = self.part
+        token = d.shift_right(self.share.row(), self.log_heads)
+        self.row_position = self.position + token
+
+        def block_scores(block: fx.Int32, scores: list[Value]) -> list[Value]:
+            def masked() -> list[Value]:
+                page_id = self._page_id(block)
+                self.page.queries = _as_operand(queries)
+                page = self.page.load(self._page(block, page_id, diagonal=True), 0)
+                ahead = self.row_position - block * BLOCK_TOKENS - self.share.quarter() * geo.ACCUMULATORS
+
+                def start(m: int) -> Value:
+                    hidden = [
+                        d.select(ahead >= geo.MFMA_ROWS * m + i, d.f32(0.0), d.f32(_HIDDEN))
+                        for i in range(geo.ACCUMULATORS)
+                    ]
+                    return d.pack(hidden, T.f32)
+
+                score, _ = self.page.score(page, 0, None, pages_after=0, start=start)
+                score = d.fold(16, *[d.fold(32, score, score)] * 2)
+                own = (self.row_position >= block * BLOCK_TOKENS) & (
+                    self.row_position < (block + 1) * BLOCK_TOKENS
+                )
+                return [d.select(own, score, scores[0])]
+
+            mine = part.has(block, self.share.spread)
+            return d.if_else(mine, [T.f32], masked, lambda: scores)
+
+        first = d.maximum(d.shift_right_signed(self.position + 1, 7), 0)
+        end = d.select(self.local_blocks <= 0, part.num_blocks, first)
+        (found,) = d.for_range(first, end, 1, [self.minus_infinity], block_scores)
+        return found
+
+
+def _as_operand(halves: list[Value]) -> Value:
+    return d.pin(d.concatenate(*(d.even_then_odd(half) for half in halves)))

@@ -1,0 +1,223 @@
+"""The candidates of one row: the columns that reached the bound, in a list in the wave's part of LDS.
+
+A candidate's place in the result is the number of candidates that beat it, counted against the whole list: no
+sort, and every lane can store its own. A list that grows past its limit is cut to its best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith, llvm
+from flydsl.expr.typing import T, as_ir_value
+
+from kernel.backends.flydsl import device as d
+from kernel.backends.flydsl.lanes import LANES, Value, ballot, count_lanes, lanes_below, swapped, wave_sync
+from kernel.plan import MAXIMA_BLOCKS
+
+SLICE = 256
+"""Columns that one load instruction of the wave covers at most: 16 bytes a lane."""
+_GROUPS_A_SLICE = SLICE // MAXIMA_BLOCKS
+_BYTES = 8
+_HALF = LANES // 2
+_SURE = 16
+"""Candidates compared before the first test for the list's end."""
+_NO_CANDIDATE = -(2**63)
+_GREATER = arith.CmpIPredicate.sgt
+
+
+class State(NamedTuple):
+    """Length of the list and the key that further columns must reach; both uniform."""
+
+    count: Value
+    bound: Value
+
+
+class Ranked(NamedTuple):
+    """One candidate a lane and its place; ``live``: whether the lane has one."""
+
+    candidate: Value
+    place: fx.Int32
+    live: Value
+
+    @property
+    def column(self) -> fx.Int32:
+        return fx.Int32(arith.trunci(T.i32, self.candidate)) ^ -1
+
+
+def limit(best: int) -> int:
+    """Length past which a list is cut: below it each lane holds one or two candidates."""
+    return LANES if best <= 32 else 2 * LANES
+
+
+def longest(best: int, grouped: bool) -> int:
+    """Candidates of a list at most: what a slice adds to one that is not cut yet. Of the best 16 groups the
+    columns are one slice, and come to an empty list."""
+    return SLICE if grouped and best == _GROUPS_A_SLICE else limit(best) + SLICE
+
+
+def list_bytes(most: int) -> int:
+    """LDS bytes of a list of ``most`` candidates, and of the padding behind it."""
+    return (most + LANES) * _BYTES
+
+
+class CandidateList:
+    """Traces the operations on a list.
+
+    Args:
+        best: candidates that a cut keeps: 16, 32 or 64.
+        lane: this lane's number.
+        lds: where the list lies, ``list_bytes(most)`` bytes.
+        most: see :func:`longest`.
+    """
+
+    def __init__(self, best: int, lane: Value, lds: Value, most: int) -> None:
+        self.best, self.lane, self.lds = best, lane, lds
+        self._slots = -(-most // LANES)
+        self._often_long = best == LANES
+        # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
+
+    def append(
+        self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, legal: Sequence[Value] = ()
+    ) -> State:
+        """Take in the columns whose keys reach the bound, and that are legal."""
+        count = fx.Int32(state.count)
+        for at, (key, not_id) in enumerate(zip(keys, not_ids)):
+            passes = fx.Int32(key) >= state.bound
+            if legal:
+                passes = passes & legal[at]
+            mask = ballot(passes)
+            place, end = lanes_below(mask), self._entry(count)
+
+            def put(key: Value = key, not_id: Value = not_id, place: Value = place, end: Value = end) -> None:
+                d.store(d.pack([not_id, key], T.i32), d.offset(end, place * _BYTES), _BYTES)
+
+            d.if_then(passes, put)
+            count = count + count_lanes(mask)
+        return State(count, state.bound)
+
+    def cut_if_long(self, state: State, ordered: bool) -> State:
+        """Cut a list past its limit; ``ordered``: what follows has higher ids than what is in it."""
+        return self._cut_if(limit(self.best), state, ordered)
+
+    def ranked(self, state: State, ordered: bool) -> tuple[State, Ranked]:
+        """The candidates, one a lane, and their places; a list longer than a wave is cut first."""
+        if not self._often_long:
+            state = self._cut_if(LANES, state, ordered)
+            candidate, place = self._rank(state)
+            return state, self._ranked(candidate, place, state)
+
+        def cut() -> list[Value]:
+            """A cut leaves the list in order."""
+            left = self._cut(state, ordered)
+            lane = fx.Int32(d.pin(self.lane))
+            return [*left, self._load(lane), lane]
+
+        count, bound, candidate, place = d.if_else(
+            fx.Int32(state.count) > LANES,
+            [T.i32, T.i32, T.i64, T.i32],
+            cut,
+            lambda: [*state, *self._rank(state)],
+        )
+        state = State(count, bound)
+        return state, self._ranked(candidate, place, state)
+
+    def _ranked(self, candidate: Value, place: Value, state: State) -> Ranked:
+        return Ranked(candidate, fx.Int32(place), self.lane < state.count)
+
+    def _rank(self, state: State) -> list[Value]:
+        """A candidate and its place, of at most 64."""
+        count = fx.Int32(state.count)
+        self._pad(count)
+        return d.if_else(
+            count <= _HALF, [T.i64, T.i32], lambda: self._halves(count), lambda: self._wave(count)
+        )
+
+    def _cut_if(self, most: int, state: State, ordered: bool) -> State:
+        longer = fx.Int32(state.count) > most
+        return State(*d.if_else(longer, [T.i32, T.i32], lambda: self._cut(state, ordered), lambda: state))
+
+    def _entry(self, index: Value) -> Value:
+        return d.offset(self.lds, index * _BYTES)
+
+    def _load(self, index: Value) -> Value:
+        return llvm.load(T.i64, self._entry(index), alignment=_BYTES)
+
+    def _pad(self, count: fx.Int32) -> None:
+        """Candidates that beat nothing behind the end: comparisons go in steps of ``_SURE``, then 4."""
+        lowest = arith.constant(T.i64, _NO_CANDIDATE)
+        d.store(lowest, d.offset(self._entry(count), self.lane * _BYTES), _BYTES)
+        wave_sync()
+
+    def _pair(self, address: Value) -> list[Value]:
+        two = llvm.load(d.vector_type(2, T.i64), address, alignment=2 * _BYTES)
+        return [llvm.extractelement(two, d.i32(k)) for k in range(2)]
+
+    def _places(self, count: fx.Int32, slots: int) -> tuple[list[Value], list[Value]]:
+        """Candidates ``64 s + lane`` and their places, for each slot s."""
+        lane = fx.Int32(d.pin(self.lane))  # else rare paths' addresses are computed, and kept, for every row
+        mine = [self._load(lane + LANES * s) for s in range(slots)]
+
+        def counted(at: Value, num: int, places: Sequence[Value]) -> list[Value]:
+            base = self._entry(at)
+            for pair in range(0, num, 2):
+                for other in self._pair(d.offset(base, _BYTES * pair)):
+                    places = [_one_more(p, other, m) for p, m in zip(places, mine)]
+            return list(places)
+
+        first = _SURE if slots == 1 else 4  # of a list to be cut there are more, but their code would be long
+        places = counted(d.as_int32(0), first, [d.i32(0)] * slots)
+        return mine, d.for_range(first, count, 4, places, lambda i, p: counted(i, 4, p))
+
+    def _wave(self, count: fx.Int32) -> list[Value]:
+        mine, places = self._places(count, 1)
+        return [mine[0], places[0]]
+
+    def _halves(self, count: fx.Int32) -> list[Value]:
+        """Of at most 32: both halves of the wave hold them all, and each compares them with every other
+        pair."""
+        mine = self._load(self.lane & (_HALF - 1))
+        own_pair = d.offset(self.lds, d.shift_right(self.lane, 1) & (2 * _BYTES))
+
+        def counted(at: Value, num: int, place: Value) -> Value:
+            base = d.offset(own_pair, at * _BYTES)
+            for pair in range(0, num, 4):
+                for other in self._pair(d.offset(base, _BYTES * pair)):
+                    place = _one_more(place, other, mine)
+            return place
+
+        place = counted(d.as_int32(0), _SURE, d.i32(0))
+        (place,) = d.for_range(_SURE, count, 4, [place], lambda i, p: [counted(i, 4, p[0])])
+        low, high = swapped(32, place)
+        return [mine, low + high]
+
+    def _cut(self, state: State, ordered: bool) -> State:
+        """The best of a long list, in order; then a column must beat the last of them, or equal it where its
+        id may be lower."""
+        count = fx.Int32(state.count)
+        self._pad(count)
+
+        def keep(slots: int) -> None:
+            mine, places = self._places(count, slots)
+            wave_sync()
+            lane = fx.Int32(d.pin(self.lane))
+            for s in range(slots):
+                kept = (lane + LANES * s < count) & (fx.Int32(places[s]) < self.best)
+                d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
+            wave_sync()
+
+        if self._often_long:
+            d.if_then(count <= 2 * LANES, lambda: keep(2), lambda: keep(self._slots))
+        else:
+            keep(self._slots)
+        last = d.offset(self.lds, _BYTES * (self.best - 1) + 4)  # the list was longer: there is one
+        key = d.uniform(llvm.load(T.i32, last, alignment=4))
+        return State(d.i32(self.best), d.maximum(state.bound, key + 1 if ordered else key))
+
+
+def _one_more(place: Value, other: Value, mine: Value) -> Value:
+    """``place + (other > mine)``."""
+    beats = arith.cmpi(_GREATER, as_ir_value(other), as_ir_value(mine))
+    return arith.addi(as_ir_value(place), arith.extui(T.i32, beats))

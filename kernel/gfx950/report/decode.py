@@ -1,0 +1,229 @@
+"""Everything that a compiled decode scorer shows without a GPU, in one object and as JSON fields.
+
+Its page loop scores four pages a trip. A small launch on the interpreter, whose split over the waves is
+known, tells which instructions a trip issues; the trip's first block then tells its role:
+
+    page      four blocks that every row sees whole and without sentinels
+    group     the same, the last of a group of 16 blocks: its maximum is stored
+    forced    some row's sentinel or end among them
+
+Results are not looked at. Clocks and times are PREDICTIONS.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernel.backends.flydsl import geometry as geo
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
+from kernel.gfx950.hazards import HazardDistance, hazard_distances
+from kernel.gfx950.launch import RunOptions, run
+from kernel.gfx950.memory import Memory
+from kernel.gfx950.parse import Kernel, parse_program
+from kernel.gfx950.report.control_flow import natural_loops
+from kernel.gfx950.report.kernel_report import LoopReport, loop_report
+from kernel.gfx950.report.loops import Trip, UnknownLoopsError, trips_of
+from kernel.gfx950.report.model import SIMDS
+from kernel.gfx950.report.replay import MEMORY_CLOCKS, WORKGROUPS
+from kernel.gfx950.report.resources import Resources, resources
+from kernel.gfx950.run_report import RunReport
+from kernel.nvfp4 import build_lut
+from kernel.plan import MAXIMA_BLOCKS
+
+ROLES = ("page", "group", "forced")
+TRIP_BLOCKS = 4
+COMPUTE_UNITS = 256
+CLOCKS_PER_US = 2400
+MEMORY_BYTES_PER_US = 8e6
+"""8 TB/s."""
+MEMORY_PAGE_CLOCKS = PAGE_BYTES * COMPUTE_UNITS * CLOCKS_PER_US / MEMORY_BYTES_PER_US
+"""Clocks of a CU for a page, as its share of the memory's rate allows."""
+START_LATENCIES = 4
+"""Memory latencies one behind the other before the first page is there: arguments, lengths, page id, page."""
+SHAPES = ((32, 131_072), (1, 524_288))
+"""Requests and their keys, as MiniMax-M3 is served, that times are predicted for."""
+
+_GROUPS = 9
+_BLOCKS = _GROUPS * MAXIMA_BLOCKS
+_LOCAL_BLOCKS = 1
+_SEQ_LEN = _BLOCKS * BLOCK_TOKENS - 50
+_PAGES = 16
+_ARGUMENTS = struct.Struct("<15q10i")
+"""The kernel's arguments (:class:`kernel.backends.flydsl.score_decode_arguments.DecodeArguments`)."""
+
+
+@dataclass(frozen=True)
+class DecodeReport:
+    """One compiled decode scorer."""
+
+    name: str
+    heads: int
+    resources: Resources
+    loops: tuple[LoopReport, ...]
+    hazards: tuple[HazardDistance, ...]
+
+    def loop(self, role: str) -> LoopReport:
+        """The trip of a role."""
+        return next(loop for loop in self.loops if loop.trip.role == role)
+
+    def per_page(self, kind: str) -> float:
+        """Instructions of a class for a page, over a whole group of 16."""
+        trips = MAXIMA_BLOCKS // TRIP_BLOCKS
+        page, group = (self.loop(role).classes.get(kind, 0) for role in ("page", "group"))
+        return ((trips - 1) * page + group) / MAXIMA_BLOCKS
+
+    @property
+    def model_clocks(self) -> dict[str, float]:
+        """Clocks of a CU for a page, by pipe; a prediction."""
+        model = self.loop("page").model
+        clocks = {"mfma": model.mfma, "valu": model.valu, "lds": model.lds}
+        # The LDS serves the waves of all SIMDs, and is counted for all of them.
+        return {pipe: count / TRIP_BLOCKS / SIMDS for pipe, count in clocks.items()}
+
+    @property
+    def predicted_clocks(self) -> float:
+        """Clocks of a CU for a page where two waves a SIMD repeat the page trip; a prediction."""
+        waves = WORKGROUPS * SIMDS
+        return self.loop("page").prediction.clocks / (TRIP_BLOCKS * waves)
+
+    def predicted_us(self, requests: int, keys: int) -> float:
+        """Time of a call of whole blocks: the slower of memory and compute behind the start; a prediction."""
+        pages = requests * keys / BLOCK_TOKENS
+        memory = pages * PAGE_BYTES / MEMORY_BYTES_PER_US
+        compute = pages * self.predicted_clocks / COMPUTE_UNITS / CLOCKS_PER_US
+        return START_LATENCIES * MEMORY_CLOCKS / CLOCKS_PER_US + max(memory, compute)
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON; counts are facts, everything that says clocks or predicted is a prediction."""
+        return {
+            "name": self.name,
+            "heads": self.heads,
+            **asdict(self.resources),
+            "loops": [loop.fields() for loop in self.loops],
+            "page": {
+                "valu": round(self.per_page("valu"), 2),
+                "mfma": self.per_page("mfma"),
+                "lds_read": self.per_page("lds_read"),
+                "memory_loads": self.per_page("vmem_load"),
+                "model_clocks": {pipe: round(clocks, 1) for pipe, clocks in self.model_clocks.items()},
+                "predicted_clocks": round(self.predicted_clocks, 1),
+                "memory_clocks": round(MEMORY_PAGE_CLOCKS, 1),
+            },
+            "calls": [
+                {
+                    "requests": requests,
+                    "keys": keys,
+                    "predicted_us": round(self.predicted_us(requests, keys), 1),
+                }
+                for requests, keys in SHAPES
+            ],
+            "hazards": [
+                {"kind": h.kind, "needed": h.needed, "seen": h.seen, "ok": h.ok} for h in self.hazards
+            ],
+        }
+
+
+def report_decode(assembly: str, name: str, heads: int) -> DecodeReport:
+    """Analyse one decode scorer.
+
+    Args:
+        assembly: the compiler's text, metadata included.
+        name: the kernel's symbol.
+        heads: the index heads it was compiled for, H.
+
+    Raises:
+        InterpreterError: the kernel is wrong, or has an instruction that is not known.
+        UnknownLoopsError: its loops are not those that the report knows.
+        UnknownRateError: it has an instruction whose rate is not known.
+    """
+    report = _interpret(assembly, name, heads)
+    kernel = report.kernel
+    if kernel.metadata is None:
+        raise ValueError(f"the assembly of {name} has no metadata")
+    conflicts = report.bank_conflicts or {}
+    extra_passes = {line: extra / accesses for line, (accesses, extra) in conflicts.items()}
+    loops = tuple(loop_report(kernel, trip, extra_passes) for trip in find_trips(report))
+    return DecodeReport(name, heads, resources(kernel.metadata), loops, tuple(hazard_distances(kernel)))
+
+
+def find_trips(report: RunReport) -> list[Trip]:
+    """One trip of each role, the most frequent of its paths, in the order of ``ROLES``.
+
+    Raises:
+        UnknownLoopsError: there is no one loop of four pages, or its trips are not those of the split.
+    """
+    kernel = report.kernel
+    mfmas = frozenset(at for at, i in enumerate(kernel.instructions) if i.mnemonic.startswith("v_mfma"))
+    found: dict[str, Counter[tuple[int, ...]]] = {role: Counter() for role in ROLES}
+    loops = [loop for loop in natural_loops(kernel) if loop.body & mfmas]
+    for (_, wave), trace in sorted(report.traces.items()):
+        paths = [
+            path
+            for path in trips_of(trace, loops)
+            if sum(at in mfmas for at in path) == TRIP_BLOCKS * geo.M_TILES
+        ]
+        blocks = list(_first_blocks(wave))
+        if len(paths) != len(blocks):
+            raise UnknownLoopsError(f"{kernel.name}: wave {wave} made {len(paths)} trips, not {len(blocks)}")
+        for path, block in zip(paths, blocks):
+            found[_role(block)][path] += 1
+    return [_most_frequent(kernel, role, found[role]) for role in ROLES]
+
+
+def _most_frequent(kernel: Kernel, role: str, paths: Counter[tuple[int, ...]]) -> Trip:
+    if not paths:
+        raise UnknownLoopsError(f"{kernel.name}: no wave took a trip of role {role}")
+    ((path, _),) = paths.most_common(1)
+    return Trip(role, TRIP_BLOCKS, path, paths.total(), len(paths))
+
+
+def _first_blocks(wave: int) -> Iterator[int]:
+    """First blocks of a wave's trips: it has an equal share of the groups, see ``score_decode_share.py``."""
+    first, end = (MAXIMA_BLOCKS * (share * _GROUPS // geo.WAVES) for share in (wave, wave + 1))
+    yield from range(first, end, TRIP_BLOCKS)
+
+
+def _role(block: int) -> str:
+    if block + TRIP_BLOCKS > _BLOCKS - _LOCAL_BLOCKS:
+        return "forced"
+    return "page" if (block + TRIP_BLOCKS) % MAXIMA_BLOCKS else "group"
+
+
+def _interpret(assembly: str, name: str, heads: int) -> RunReport:
+    """One workgroup, one request of one query, group maxima wanted."""
+    random = np.random.default_rng(0)
+    arrays = {
+        "q": random.integers(0, 0x7F, (1, heads, HEAD_DIM)).astype(np.uint8),
+        "pages": random.integers(0, 256, (_PAGES, PAGE_BYTES)).astype(np.uint8),
+        "lut": build_lut(torch.device("cpu")).numpy(),
+        "table": (np.arange(_BLOCKS, dtype=np.int32) * 5) % _PAGES,
+        "requests": np.array([0, 0, 1, _SEQ_LEN], np.int32),
+    }
+    scores = np.empty((heads, 1, _BLOCKS), np.float32)
+    maxima = np.empty((heads, 1, _GROUPS), np.float32)
+    memory = Memory()
+    at = {
+        label: memory.register_array(array, label, writable=False).address for label, array in arrays.items()
+    }
+    outputs = [
+        memory.register_array(array, label, initialised=False).address
+        for array, label in ((scores, "scores"), (maxima, "maxima"))
+    ]
+    kernargs = _ARGUMENTS.pack(
+        at["q"], at["pages"], PAGE_BYTES, at["lut"],
+        outputs[0], _BLOCKS, _BLOCKS,
+        outputs[1], _GROUPS, _GROUPS,
+        at["table"], *(at["requests"] + 4 * field for field in range(4)),
+        1, _BLOCKS, 1, 1, _PAGES, _BLOCKS, 0, 0, _LOCAL_BLOCKS, 0,
+    )  # fmt: skip
+    return run(
+        parse_program(assembly), name, grid=(1, 1, 1), block=(geo.THREADS, 1, 1), kernargs=kernargs,
+        memory=memory, options=RunOptions(trace=True, bank_conflicts=True),
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""The launches that mutants of the decode scorer must survive, for each number of heads.
+
+Together they execute every path of the kernel: the split among few and many requests, shares that end inside
+one, the ring's loop and tails of one to three pages, every diagonal, sentinels, maxima of a wave's groups and
+of groups that a workgroup shares, fills, and numbers that no host would let pass.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from kernel.backends.flydsl.score_decode_launch import MAX_ROWS
+from kernel.gfx950 import SCHEDULES
+from tests.gfx950.mutation.decode_launches import DecodeLaunch
+from tests.support.call import Call
+from tests.support.calls import random_call, staircase_call
+
+LEAST, MOST = -(2**31), 2**31 - 1
+
+
+@cache
+def launches(heads: int) -> tuple[DecodeLaunch, ...]:
+    """The launches, all of them exact: scores are the same bits as the oracle's."""
+    found = [
+        _diagonals(heads),
+        DecodeLaunch("tails", _call([(5 * 128, 1), (6 * 128 + 9, 2), (7 * 128 - 1, 1)], heads, 31), 7),
+        DecodeLaunch("loop", _call([(21 * 128 + 40, 2), (300, 1)], heads, 32), 23),
+        DecodeLaunch("forced", _call([(1400, 3), (257, 1), (130, 2)], heads, 33, (3, 2)), 75),
+        DecodeLaunch("groups", _call([(40 * 128, 1), (33 * 128 + 1, 2)], heads, 34, (1, 0)), 40, maxima=True),
+        DecodeLaunch("shared", _call([(17 * 128 + 5, 2)], heads, 35), 37, maxima=True),
+        DecodeLaunch("spread", _call([(300, 1), (700, 2), (1, 1)], heads, 36), 7, 1, maxima=True),
+        DecodeLaunch("unfilled", _call([(300, 1), (700, 1)], heads, 37), 20, 1, maxima=True, fill=False),
+        DecodeLaunch("many requests", _call(_padded(66, 22), heads, 38), 3),
+        DecodeLaunch("padding", _call(_padded(400, 66), heads, 39), 4, maxima=True),
+        DecodeLaunch("padding inside shares", _call(_padded(400, 66), heads, 41), 4),
+        # Each request in turn of those that a lane counts may be the first past the batch.
+        *(
+            DecodeLaunch(f"{batch} requests", _call(_padded(batch, batch - 2), heads, 42), 2)
+            for batch in range(300, 304)
+        ),
+        _hostile(heads, maxima=False),
+        _hostile(heads, maxima=True),
+    ]
+    return tuple(launch.under(SCHEDULES[at % len(SCHEDULES)]) for at, launch in enumerate(found))
+
+
+def _diagonals(heads: int) -> DecodeLaunch:
+    """Every ``position mod 128``: the score of a block is the last token that its row sees."""
+    queries = MAX_ROWS // heads
+    lengths = [(prefix + queries, queries) for prefix in range(0, 128, queries)]
+    return DecodeLaunch("diagonals", staircase_call(lengths, heads), 2)
+
+
+def _call(lengths: list[tuple[int, int]], heads: int, seed: int, forced: tuple[int, int] = (0, 0)) -> Call:
+    most = MAX_ROWS // heads
+    call = random_call([(seq_len, min(queries, most)) for seq_len, queries in lengths], heads, seed=seed)
+    call.q.view(torch.uint8)[2::5] = 0  # scores of 0 show any start value but 0
+    return call.forcing(*forced)
+
+
+def _padded(batch: int, every: int) -> list[tuple[int, int]]:
+    """Requests of one or two blocks among padding, one of them the last."""
+    return [
+        (1 + 67 * row % 250, 1) if row % every == 1 or row == batch - 1 else (0, 0) for row in range(batch)
+    ]
+
+
+def _hostile(heads: int, *, maxima: bool) -> DecodeLaunch:
+    """Rows, queries, lengths and page ids outside everything, beside a legal request."""
+    call = _call([(300, 1)], heads, 40)
+    ids = (LEAST, MOST, call.pages.shape[0], -1, 0, 1)[: call.block_table.shape[1]]
+    extra = (
+        (1, 1, 2, MOST), (2, 2, 3, 200), (MOST, 3, 4, 200), (-1, MOST, LEAST, 200), (1, LEAST, MOST, 200),
+        (1, 4, 5, LEAST), (1, 6, 5, 200), (1, 0, 0, 200), (1, 5, 60, 130), (1, 7, 8, 130),
+    )  # fmt: skip
+    name = "hostile with maxima" if maxima else "hostile"
+    return DecodeLaunch(name, call, 3, maxima=maxima, extra=extra, extra_table=(ids,), extra_queries=5)

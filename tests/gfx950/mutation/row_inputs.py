@@ -1,0 +1,91 @@
+"""The launches that mutants of the top-k and insert kernels must survive: few rows each, quick to kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from itertools import islice
+
+import numpy as np
+
+from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
+from kernel.gfx950 import SCHEDULES, parse_program
+from tests.gfx950.bound_network import telling_rows
+from tests.gfx950.key_groups import hard_keys
+from tests.gfx950.mutation.row_campaign import Launch, RowCampaign
+from tests.gfx950.test_insert import launch_of
+from tests.gfx950.topk_launch import TopkLaunch
+from tests.gfx950.topk_rows import (
+    Row,
+    counted_rows,
+    crowded_groups,
+    crowded_rows,
+    network_rows,
+    rows_of_groups,
+    short_rows,
+    special_rows,
+    tied_rows,
+)
+
+_PART = 16
+"""Rows of a launch: one workgroup of four rows a wave."""
+
+
+def topk_launches(variant: Variant) -> Iterator[Launch]:
+    """Network rows, short rows of every length, ties and special values; in both orders, every schedule."""
+    random = np.random.default_rng(7)
+    length = 2100 if variant.most_groups is None else 8300 if variant.most_groups == 0 else 700
+    grouped = variant.most_groups is not None
+    parts: list[tuple[Iterable[Row], int]] = [
+        (telling_rows(variant.best, grouped), variant.best),
+        (network_rows(random, variant.best, 16 if grouped else 4, 8), variant.best),
+        (crowded_rows(random, variant.best), variant.best),
+        (crowded_groups(random, variant.best), variant.best),
+        (tied_rows(random, 256), variant.best),
+        (islice(tied_rows(random, 1024), 6), variant.best),
+        (short_rows(random), variant.best - 1),
+        (counted_rows(random, variant.best), variant.best),
+        (rows_of_groups(random, min(length, 1000), variant.best), variant.best),
+        (islice(special_rows(random, length), 12 if length < 8000 else 4), variant.best),
+        (islice(special_rows(random, 600), 12, None), variant.best),
+    ]
+    at = 0
+    for rows, k in parts:
+        left = iter(rows)
+        while part := list(islice(left, _PART)):
+            schedule = SCHEDULES[at % len(SCHEDULES)]
+            yield TopkLaunch(part[0].name, variant, [part], k, bool(at % 2), schedule)
+            at += 1
+    row = Row("60 of 99", random.standard_normal(60).astype(np.float32))
+    none = Row("fewer than none", np.zeros(0, np.float32))
+    lengths = (99, 61, 60, 60, -1)
+    yield TopkLaunch("clamped", variant, [[*[row] * 4, none]], 3, columns=60, lengths=lengths)
+    heads = [[Row("random", random.standard_normal(290).astype(np.float32)) for _ in range(3)] for _ in "ab"]
+    yield TopkLaunch("heads", variant, heads, 5)
+
+
+def insert_launches(key_type: KeyType) -> Iterator[Launch]:
+    """Thresholds and midpoints of some scales, special values; skipped slots; a last wave with few keys."""
+    for seed, scales in enumerate((slice(0, None, 40), slice(5, 12), slice(120, None))):
+        yield launch_of(key_type, hard_keys(key_type, scales, seed), seed)
+    yield launch_of(key_type, hard_keys(key_type, slice(50, 52))[:35], 9)
+
+
+@cache
+def topk_campaign(name: str) -> RowCampaign:
+    """The kernel of a name, compiled now, under all launches."""
+    variant = next(one for one in VARIANTS if one.name == name)
+    return _campaign(lambda: toolchain.topk_assembly(variant), list(topk_launches(variant)))
+
+
+@cache
+def insert_campaign(key_type: KeyType) -> RowCampaign:
+    """As :func:`topk_campaign`."""
+    return _campaign(lambda: toolchain.insert_assembly(key_type), list(insert_launches(key_type)))
+
+
+def _campaign(compile_kernel: Callable[[], tuple[str, str]], launches: list[Launch]) -> RowCampaign:
+    name, assembly = compile_kernel()
+    return RowCampaign(parse_program(assembly).kernels[name], launches)

@@ -1,0 +1,58 @@
+"""Mistakes in the compiled top-k and insert kernels are seen: each is caught, or changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.topk_variants import VARIANTS
+from tests.gfx950.mutation.mutants import Mutant
+from tests.gfx950.mutation.row_campaign import RowCampaign, score, survivors
+from tests.gfx950.mutation.row_inputs import insert_campaign, topk_campaign
+
+_SAMPLE, _SEED = 6, 951
+"""Mutants of a kernel in every run of the suite."""
+_SAMPLED = ("topk_scan_k16", "topk_group_k16_b1024", "insert_bf16")
+_WHOLE = 600
+"""And nightly: of a kernel with more mutants a seeded choice."""
+_PARTS = 6
+NAMES = (*(variant.name for variant in VARIANTS), *(f"insert_{key_type.value}" for key_type in KeyType))
+
+Record = Callable[[str, object], None]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", _SAMPLED)
+def test_a_sample_of_mutants_is_caught(name: str, record_property: Record) -> None:
+    found = campaign_of(name)
+    _assert_caught(name, found, _chosen(found, _SAMPLE), record_property)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("part", range(_PARTS))
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mutant_is_caught(name: str, part: int, record_property: Record) -> None:
+    found = campaign_of(name)
+    _assert_caught(name, found, _chosen(found, _WHOLE)[part::_PARTS], record_property)
+
+
+def campaign_of(name: str) -> RowCampaign:
+    kind, _, rest = name.partition("_")
+    return insert_campaign(KeyType(rest)) if kind == "insert" else topk_campaign(name)
+
+
+def _chosen(found: RowCampaign, count: int) -> list[Mutant]:
+    """The same choice every time."""
+    random = np.random.default_rng(_SEED)
+    everything = found.mutants
+    return [everything[at] for at in random.permutation(len(everything))[:count]]
+
+
+def _assert_caught(name: str, found: RowCampaign, chosen: Sequence[Mutant], record_property: Record) -> None:
+    verdicts = [found.judge(mutant) for mutant in chosen]
+    record_property("mutation score", score(name, verdicts))
+    assert not list(survivors(found, verdicts))

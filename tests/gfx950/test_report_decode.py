@@ -1,0 +1,93 @@
+"""The compiled decode scorers must not get worse: every figure against ``kernel_limits.json``."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernel.contract import SUPPORTED_HEADS
+from kernel.gfx950 import RunReport
+from kernel.gfx950.report.decode import MEMORY_PAGE_CLOCKS, ROLES, DecodeReport, find_trips
+from kernel.gfx950.report.decode_targets import check_decode_targets
+from kernel.gfx950.report.loops import UnknownLoopsError
+from tests.gfx950 import compiled
+from tests.gfx950.assembly_kernel import kernel_of
+from tests.gfx950.test_report_kernels import LIMITS, worse
+
+
+@pytest.fixture(params=SUPPORTED_HEADS)
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecodeReport:
+    return compiled.decode_report(request.param, tmp_path_factory)
+
+
+def worse_decode(fields: dict[str, Any], limits: dict[str, Any]) -> list[str]:
+    """The figures that are worse than their limits, those of a page included."""
+    page = limits["page"]
+    own = {key: limit for key, limit in limits.items() if key != "page"}
+    return worse(fields, own) + [
+        f"page: {key} {fields['page'][key]}, limit {limit}"
+        for key, limit in page.items()
+        if fields["page"][key] > limit
+    ]
+
+
+def test_no_figure_is_worse_than_its_limit(report: DecodeReport) -> None:
+    assert worse_decode(report.fields(), LIMITS[report.name]) == []
+
+
+def test_the_gate_sees_every_figure_get_worse(tmp_path_factory: pytest.TempPathFactory) -> None:
+    fields = compiled.decode_report(4, tmp_path_factory).fields()
+    limits = LIMITS[fields["name"]]
+    assert set(limits["loops"]) == set(ROLES)
+    places = [(fields, limits), (fields["page"], limits["page"])]
+    places += [(loop, limits["loops"][loop["role"]]) for loop in fields["loops"]]
+    tried = 0
+    for place, own in places:
+        for key, limit in own.items():
+            if isinstance(limit, dict):
+                continue
+            before = copy.copy(place[key])
+            place[key] = limit * 0.999 if key == "waves_per_simd" else limit + 1
+            (found,) = worse_decode(fields, limits)
+            assert f"{key} {place[key]}" in found
+            place[key] = before
+            tried += 1
+    assert tried > 30
+
+
+def test_targets_are_met(report: DecodeReport) -> None:
+    """No spill, two waves a SIMD, a page in less than half of what the memory takes for it."""
+    targets = check_decode_targets(report)
+    assert [target for target in targets if not target.met] == []
+    assert any("memory" in target.name for target in targets)
+
+
+def test_fields_agree_with_each_other(report: DecodeReport) -> None:
+    fields = report.fields()
+    assert json.loads(json.dumps(fields)) == fields
+    page, group, forced = fields["loops"]
+    assert [loop["role"] for loop in fields["loops"]] == list(ROLES)
+    assert page["mfma"] == group["mfma"] == forced["mfma"] == 32
+    assert page["memory_loads"] == 40
+    assert (page["memory_stores"], group["memory_stores"]) == (1, 2)
+    assert page["valu"] < group["valu"]
+    assert (page["interpreted_trips"], group["interpreted_trips"], forced["interpreted_trips"]) == (27, 8, 1)
+    assert fields["page"]["valu"] == round((3 * page["valu"] + group["valu"]) / 16, 2)
+    assert fields["page"]["memory_clocks"] == pytest.approx(707.8, abs=0.1)
+    assert MEMORY_PAGE_CLOCKS == 9216 / 8e12 * 256 * 2.4e9
+    assert all(hazard["ok"] for hazard in fields["hazards"])
+    memory_bound = 32 * 1024 * 9216 / 8e6
+    assert fields["calls"][0]["predicted_us"] == pytest.approx(memory_bound + 2.5, abs=0.1)
+
+
+def test_another_number_of_trips_is_an_error() -> None:
+    body = "s_nop 0\n.LBB0_1:\n" + 32 * "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], 0\n"
+    kernel = kernel_of(body + "s_cbranch_scc1 .LBB0_1\ns_endpgm")
+    trace = np.array([0, *range(1, 34), 34], np.int32)
+    counts = np.zeros(len(kernel.instructions), np.int64)
+    with pytest.raises(UnknownLoopsError, match="wave 0 made 1 trips, not 8"):
+        find_trips(RunReport(kernel, counts, 1, 1, None, {(0, 0): trace}))

@@ -1,0 +1,166 @@
+"""The gfx950 top-k kernels, compiled and interpreted: the contract's ids, whatever the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.topk_variants import CLASSES, VARIANTS, Variant, variant_for
+from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
+from tests.gfx950.bound_network import telling_rows
+from tests.gfx950.topk_launch import TopkLaunch
+from tests.gfx950.topk_rows import (
+    Row,
+    counted_rows,
+    crowded_groups,
+    crowded_rows,
+    network_rows,
+    rows_of_groups,
+    short_rows,
+    special_rows,
+)
+
+BY_NAME = {variant.name: variant for variant in VARIANTS}
+PART = 48
+"""Rows of a launch: several workgroups."""
+
+
+@cache
+def kernel_of(variant: Variant) -> Kernel:
+    name, assembly = toolchain.topk_assembly(variant)
+    return parse_program(assembly).kernels[name]
+
+
+def length_of(variant: Variant) -> int:
+    """Rows that go through every loop: two chunks where the kernel takes chunks of scores."""
+    return 2100 if variant.most_groups is None else 800
+
+
+def most_blocks(variant: Variant) -> int:
+    """The longest rows that are tried: of kernels for any length some more than two chunks."""
+    if variant.most_groups is None:
+        return 8192
+    return 16 * variant.most_groups or 17_000
+
+
+def launches(variant: Variant, rows: Iterator[Row], k: int, ascending: bool = False) -> Iterator[TopkLaunch]:
+    """Rows of one head each, a part at a time."""
+    while part := list(islice(rows, PART)):
+        yield TopkLaunch(part[0].name, variant, [part], k, ascending)
+
+
+def hard_rows(
+    variant: Variant, length: int, seed: int, networks: int, special: int | None = None
+) -> Iterator[Row]:
+    """``networks`` rows for the bound's network, the first ``special`` rows of ties and special values."""
+    random = np.random.default_rng(seed)
+    yield from short_rows(random)
+    yield from islice(special_rows(random, length), special)
+    yield from rows_of_groups(random, length, variant.best)
+    yield from counted_rows(random, variant.best)
+    yield from crowded_rows(random, variant.best)
+    yield from crowded_groups(random, variant.best)
+    yield from telling_rows(variant.best, variant.most_groups is not None)
+    for width in (4, 16):
+        if 64 * width <= most_blocks(variant):
+            yield from network_rows(random, variant.best, width, networks)
+
+
+@pytest.fixture(params=BY_NAME)
+def variant(request: pytest.FixtureRequest) -> Variant:
+    name: str = request.param
+    return BY_NAME[name]
+
+
+def test_hard_rows(variant: Variant) -> None:
+    """Nothing outside the cells below nb is read, nothing outside the row's ids written."""
+    special = None if variant.best == 16 else 9  # of the others the rest is nightly
+    rows = hard_rows(variant, length_of(variant), 1, 3, special)
+    for launch in launches(variant, rows, variant.best):
+        launch.run(kernel_of(variant))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(3))
+def test_hard_rows_of_every_length(variant: Variant, seed: int) -> None:
+    """The longest rows, other seeds, more places of high lanes."""
+    length = most_blocks(variant) - 7 * seed
+    for ascending in (False, True):
+        rows = hard_rows(variant, length, 10 + seed, 48)
+        for launch in launches(variant, rows, variant.best - seed, ascending=ascending):
+            launch.run(kernel_of(variant))
+
+
+@pytest.mark.parametrize("best", CLASSES)
+def test_rows_longer_than_a_chunk_of_groups(best: int) -> None:
+    """More than 8,192 blocks: the second chunk holds the best, ties with the first one, or nothing."""
+    random = np.random.default_rng(2)
+    variant = Variant(best, 0)
+    ties = random.integers(0, 3, 8500).astype(np.float32)
+    late = np.arange(8193, dtype=np.float32)
+    rows = [Row("ties", ties), Row("rising", late), Row("falling", -late)]
+    rows.append(Row("normal", random.standard_normal(16_500).astype(np.float32)))
+    TopkLaunch("long", variant, [rows], best).run(kernel_of(variant))
+
+
+@pytest.mark.parametrize("k", [1, 15, 17, 33])
+def test_fewer_ids_than_the_class(k: int) -> None:
+    """Any k of a class gets the first k, in both orders, from scores and from maxima."""
+    random = np.random.default_rng(k)
+    rows = [*short_rows(random), *islice(special_rows(random, 600), 8)]
+    for grouped in (False, True):
+        variant = variant_for(k, 700, grouped)
+        for ascending in (False, True):
+            TopkLaunch("fewer", variant, [rows], k, ascending).run(kernel_of(variant))
+
+
+def test_heads_and_tokens_have_their_places() -> None:
+    """Heads by the grid's second dimension; a last wave with fewer rows than it could take."""
+    random = np.random.default_rng(3)
+    for variant in (Variant(16), Variant(16, 64)):
+        lengths = random.integers(0, 600, 19)
+        rows = [
+            [
+                Row(f"{head} {at}", random.standard_normal(num).astype(np.float32))
+                for at, num in enumerate(lengths)
+            ]
+            for head in range(4)
+        ]
+        TopkLaunch("heads", variant, rows, 16).run(kernel_of(variant))
+
+
+def test_a_length_outside_the_row_is_not_believed() -> None:
+    """More than S counts as S, less than 0 as 0: nothing is read out of bounds."""
+    random = np.random.default_rng(4)
+    full, none = (
+        Row("full", random.standard_normal(333).astype(np.float32)),
+        Row("none", np.zeros(0, np.float32)),
+    )
+    for variant in (Variant(16), Variant(16, 64)):
+        lengths = (334, 2**31 - 1, -1, -(2**31))
+        launch = TopkLaunch("lengths", variant, [[full, full, none, none]], 16, columns=333, lengths=lengths)
+        launch.run(kernel_of(variant))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("variant", [Variant(16), Variant(16, 64), Variant(64, 0)], ids=lambda v: str(v.name))
+def test_every_order_of_waves_gives_the_same_ids(variant: Variant, schedule: Schedule) -> None:
+    random = np.random.default_rng(5)
+    rows = [*islice(special_rows(random, 700), 20)]
+    TopkLaunch("orders", variant, [rows], 9).under(schedule).run(kernel_of(variant))
+
+
+def test_a_call_takes_the_kernel_that_fits() -> None:
+    """The smallest class of k and, for maxima, the smallest that holds the longest row's groups."""
+    assert [variant_for(k, 9, False).best for k in (1, 16, 17, 32, 33, 64)] == [16, 16, 32, 32, 64, 64]
+    lengths = (0, 1024, 1025, 2048, 4096, 4097, 8192, 8193, 1 << 25)
+    groups = [variant_for(16, length, True).most_groups for length in lengths]
+    assert groups == [64, 64, 128, 128, 256, 512, 512, 0, 0]
+    assert variant_for(17, 100, True).most_groups == 0
+    assert len(BY_NAME) == len(VARIANTS)

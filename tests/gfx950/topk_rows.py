@@ -1,0 +1,196 @@
+"""Rows of scores that are hard to select from: ties, NaN, infinities, ends in every load, chosen lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float32Array = npt.NDArray[np.float32]
+
+INF, NAN = np.float32(np.inf), np.float32(np.nan)
+LARGEST = np.float32(3.4028235e38)
+GROUP = 16
+LENGTHS = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 33, 63, 64, 65, 100, 127, 128, 255, 256, 257, 259, 300)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Scores ``[num_blocks]`` of one row, and what is special about them."""
+
+    name: str
+    scores: Float32Array
+
+    @property
+    def maxima(self) -> Float32Array:
+        """The greatest score of each 16 blocks, NaN as -inf."""
+        groups = -(-self.scores.size // GROUP)
+        padded = np.full(groups * GROUP, -INF, np.float32)
+        padded[: self.scores.size] = np.where(np.isnan(self.scores), -INF, self.scores)
+        found: Float32Array = padded.reshape(groups, GROUP).max(1)
+        return found
+
+    def best(self, k: int) -> list[int]:
+        """The row's best blocks, -1 behind the last: the contract's sentence, by a stable sort."""
+        ordered = np.where(np.isnan(self.scores), -INF, self.scores).astype(np.float64)
+        found: list[int] = np.argsort(-ordered, kind="stable")[:k].tolist()
+        return found + [-1] * (k - len(found))
+
+
+def short_rows(random: np.random.Generator) -> Iterator[Row]:
+    """Of every length about the edges of loads, lanes and slices."""
+    for length in LENGTHS:
+        yield Row(f"{length} blocks", _normal(random, length))
+
+
+def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
+    """Ties and special values; ``length`` is at least 600."""
+    full = np.full
+    yield Row("normal", _normal(random, length))
+    yield Row("all equal", full(length, 3.5, np.float32))
+    yield Row("40 equal", full(40, -1, np.float32))
+    yield Row("all -inf", full(length, -INF))
+    yield Row("all NaN", full(length, NAN))
+    yield Row("9 NaN", full(9, NAN))
+    x = _normal(random, length)
+    for share, pattern in ((0.3, 0x7FC00000), (0.1, 0xFFC00001), (0.1, 0x7F800001), (0.1, 0xFF812345)):
+        x.view(np.uint32)[random.random(length) < share] = pattern
+    yield Row("quiet, signalling and negative NaN", x)
+    x = full(length, -INF)
+    x[random.choice(length, length // 3, replace=False)] = NAN
+    x[random.choice(length, 7, replace=False)] = _normal(random, 7)
+    yield Row("7 finite among NaN and -inf", x)
+    yield Row("two values", random.integers(0, 2, length).astype(np.float32))
+    yield Row("three values, a tail", random.integers(-1, 2, length - 5).astype(np.float32))
+    yield Row("six values", random.integers(0, 6, length).astype(np.float32))
+    yield Row("rising", np.arange(length, dtype=np.float32))
+    yield Row("falling", -np.arange(length, dtype=np.float32))
+    within = np.arange(length)
+    for name, period, few in (("few lanes", 64, 3), ("three lanes", 256, 12)):
+        x = _normal(random, length) * np.float32(0.01)
+        x[within % period < few] += within[within % period < few].astype(np.float32)
+        yield Row(f"rising in {name}", x)
+    x = _normal(random, length) * np.float32(0.01)
+    x[within % 256 < 40] += (within // 256)[within % 256 < 40].astype(np.float32)
+    yield Row("rising steps with ties", x)
+    bits = full(length, 100, np.float32).view(np.uint32)
+    yield Row("low contrast", (bits + random.integers(0, 40, length).astype(np.uint32)).view(np.float32))
+    x = -(bits + random.integers(0, 4000, length).astype(np.uint32)).view(np.float32)
+    yield Row("low contrast, negative", x)
+    signs = random.integers(0, 2, length).astype(np.uint32) << np.uint32(31)
+    patterns = random.integers(0, 200, length).astype(np.uint32) | signs
+    yield Row("denormals", patterns.view(np.float32))
+    x = np.where(random.random(length) < 0.5, np.float32(0), np.float32(-0.0))
+    yield Row("zeros of both signs", x.copy())
+    x[random.choice(length, 10, replace=False)] = np.repeat(np.array([1e-45, -1e-45], np.float32), 5)
+    yield Row("zeros and denormals", x)
+    x = _normal(random, length)
+    x[[0, length - 1, length // 2]] = 1e30, 1e29, INF
+    yield Row("sentinels and +inf", x)
+    x = full(length, INF)
+    x[: length // 2] = -3
+    yield Row("half +inf", x)
+    x = full(length, -5, np.float32)
+    x[-20:] = 1
+    yield Row("the best at the end", x)
+    x = full(length, -5, np.float32)
+    x[[length - 1, 0, 255, 256, 513]] = 1
+    yield Row("few ties above ties", x)
+    yield Row("largest and least", random.choice(np.array([LARGEST, -LARGEST, INF, -INF, NAN]), length))
+    yield Row(
+        "any bits", random.integers(0, 2**32, length, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    )
+
+
+def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Iterator[Row]:
+    """The ``best`` scores in as many groups, and the row ends inside a load of four groups: a group behind
+    the end must not displace the last of them."""
+    for left in (
+        40,
+        20,
+        7,
+        4,
+        3,
+        2,
+        1,
+    ):  # all negative: the 0 of a load behind the end would be the best
+        num = length - left
+        x = np.full(num, -101, np.float32)
+        groups = random.choice(num // GROUP, min(best, num // GROUP), replace=False)
+        places = random.integers(0, GROUP, groups.size)
+        x[groups * GROUP + places] = random.permutation(groups.size).astype(np.float32) - 100
+        yield Row(f"{best} groups of {num} blocks", x)
+
+
+def counted_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """As many equal best scores as a wave has lanes, one fewer and one more: lists that are not cut, just not
+    cut, and cut. Then rows of many candidates in no order."""
+    for count in (63, 64, 65):
+        yield Row(f"{count} equal", np.full(count, -1, np.float32))
+        x = np.full(500, -9, np.float32)
+        groups = random.choice(31, best if best == GROUP else 31, replace=False)
+        columns = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
+        x[random.choice(columns, count, replace=False)] = -1
+        yield Row(f"{count} equal in groups", x)
+    yield Row("64 equal groups", np.full(1024, -1, np.float32))
+    for length in (256, 255, 250, 200, 190, 150):
+        yield Row(f"normal, {length} blocks", _normal(random, length) - 100)
+
+
+def crowded_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Lists of many lengths up to a wave, and the result's columns anywhere in them: all but one of ``best``
+    lanes hold some of the best columns, the last lane the least of all."""
+    for columns in (1, 2, 2, 3, 3, 3, *[4] * 10):
+        lanes = random.choice(64, best, replace=False)
+        places = (4 * lanes[1:, None] + np.arange(columns)).ravel()[: 44 if columns == 3 else None]
+        x = np.full(256, -1e6, np.float32)
+        x[places] = random.permutation(places.size) - 500
+        x[4 * lanes[0]] = -1000
+        yield Row(f"{best} lanes of {columns} columns", x)
+
+
+def tied_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
+    """Everything passes, and a few better columns lie anywhere in lists that are cut."""
+    for at in range(8):
+        x = np.full(length, -5, np.float32)
+        x[random.choice(length // GROUP, 13, replace=False) * GROUP + random.integers(0, GROUP, 13)] = -at
+        yield Row(f"13 above {length} equal ones, {at}", x)
+
+
+def crowded_groups(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Of 64 groups the best stand next to each other, wherever, and the others tie for the places left; or
+    all differ, and the best of them hold some of the best columns."""
+    whole = [(first, 15, 64) for first in (2, 16, 31, 46, 49)]
+    for first, better, num in (*whole, (30, 13, 45)):
+        x = np.full(1024, -1e6, np.float32)
+        groups = np.sort(random.permutation(64)[:num])
+        x[groups * GROUP + random.integers(0, GROUP, num)] = -1000
+        x[groups[first : first + better] * GROUP] = random.permutation(better) - 500
+        yield Row(f"{better} groups above {num - better} equal ones", x)
+    for columns in (1, 2, 3, *[4] * 8):
+        x = np.full(1024, -2000, np.float32)
+        x += _normal(random, 1024)
+        groups = random.choice(64, best if best < 64 else 60, replace=False)
+        places = (groups[:, None] * GROUP + np.arange(columns)).ravel()
+        x[places] = random.permutation(places.size) - 500
+        yield Row(f"{columns} columns of {groups.size} groups", x)
+    for at in range(6):
+        yield Row(f"normal, 1024 blocks, {at}", _normal(random, 1024))
+
+
+def network_rows(random: np.random.Generator, best: int, width: int, count: int) -> Iterator[Row]:
+    """One fewer, as many, or one more than ``best`` lanes hold a high score, wherever in the wave: what the
+    bound's network must tell apart. A lane holds ``width`` neighbouring columns of a load."""
+    for at in range(count):
+        high = min(best - 1 + at % 3, 64)
+        x = np.full(64 * width, -1, np.float32)
+        lanes = random.choice(64, high, replace=False)
+        values = np.ones(high) if at % 2 else random.permutation(high)
+        x[lanes * width + random.integers(0, width, high)] = values.astype(np.float32)
+        yield Row(f"{high} lanes of {width} high, {at}", x)
+
+
+def _normal(random: np.random.Generator, length: int) -> Float32Array:
+    return random.standard_normal(length).astype(np.float32)
