@@ -13,7 +13,7 @@ from kernel.backends.triton.plan import GROUP_BLOCKS, chunks, splits_of
 from kernel.backends.triton.requests import DeviceChunk, device_chunk, request_rows
 from kernel.backends.triton.score_decode import MAX_ROWS, decode_table, score_requests
 from kernel.backends.triton.score_prefill import score_tiles
-from kernel.backends.triton.topk import select_grouped, select_scores
+from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
 from kernel.backends.triton.tuning import PrefillTuning, tuning_for
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
@@ -47,7 +47,9 @@ class TritonBackend:
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative
         one."""
-        insert_keys(keys.contiguous(), pages, slots.contiguous(), self.tuning.ptx)
+        insert_keys(
+            keys.contiguous(), pages, slots.contiguous(), ptx=self.tuning.ptx, hopper=self.tuning.hopper
+        )
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
@@ -63,7 +65,7 @@ class TritonBackend:
             self.score_prefill(batch.subset(many), scores)
         if few:
             starts = [request.query_start for request in few]
-            self._decode(batch, few, starts, scores, None)
+            self._decode(batch, few, starts, scores, grouped=False)
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
@@ -106,9 +108,8 @@ class TritonBackend:
                 rows += request.query_len * batch.num_heads
             taken, requests = requests[: len(starts)], requests[len(starts) :]
             scores = self.buffers.take("scores", (groups, rows, GROUP_BLOCKS), torch.float32)
-            row_info = self.buffers.take("row info", (2, rows), torch.int32)
-            self._decode(batch, taken, starts, scores, row_info)
-            select_grouped(scores, None, row_info[0], row_info[1], rows, block_ids, order)
+            decoded = self._decode(batch, taken, starts, scores, grouped=True)
+            select_decoded(scores, decoded, block_ids, order, pdl=self.tuning.hopper)
 
     def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[DeviceChunk]:
         """The parts that a call is run in; the default limit is that of :meth:`score_buffers`.
@@ -185,19 +186,22 @@ class TritonBackend:
         requests: list[Request],
         out_starts: list[int],
         scores: torch.Tensor,
-        row_info: torch.Tensor | None,
-    ) -> None:
+        *,
+        grouped: bool,
+    ) -> DecodeRows:
         blocks = sum(request.num_blocks for request in requests)
         tuning = self.tuning.decode
+        table_rows, *arrays = request_rows(requests, out_starts, self.device)
+        rows = DecodeRows(*arrays, max(request.query_len for request in requests))
         score_requests(
             batch.q.view(torch.uint8),
             batch.pages,
             batch.block_table,
             self.decode_table,
-            *request_rows(requests, out_starts, self.device),
+            table_rows,
+            rows,
             scores=scores,
-            row_info=row_info,
-            max_queries=max(request.query_len for request in requests),
+            grouped=grouped,
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
             exact=self.precision == "exact",
@@ -206,3 +210,4 @@ class TritonBackend:
             ptx=self.tuning.ptx,
             hopper=self.tuning.hopper,
         )
+        return rows
