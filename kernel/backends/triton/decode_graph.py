@@ -102,11 +102,11 @@ class DecodeGraph:
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            self._step()  # compiles what is to be captured
+            self.enqueue()  # compiles what is to be captured
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._step()
+            self.enqueue()
 
     def replay(self) -> torch.Tensor:
         """Run the step on what the buffers hold now; ``block_ids`` is valid once the current stream gets
@@ -114,7 +114,8 @@ class DecodeGraph:
         self._graph.replay()
         return self.block_ids
 
-    def _step(self) -> None:
+    def enqueue(self) -> None:
+        """Queue the step on the current stream, for a caller who captures it in a graph of its own."""
         tuning = self._backend.tuning
         score_requests(
             self._q.view(torch.uint8),

@@ -5,8 +5,7 @@
     scores      those of the 16 groups that reach the bound, 18 to 25 of 256, go to a list
     order       the list, 16 entries at a time, by a network that carries ids
 
-A thread appends to its row's lists alone, so that they need no barrier. Lists lie a row's entries apart by the
-number of rows: what the threads of a warp append lies side by side.
+The entries of a row's list lie apart by the number of rows: what a warp appends lies side by side.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import triton.language as tl
 from kernel.backends.triton.networks import COLUMN, ascending, best_scores, columns, merged
 from kernel.backends.triton.rows import cleaned
 
-LIST_ENTRIES = 96
+LIST_ENTRIES = 48
 """Entries of a row's list of scores."""
 _NO_ID = tl.constexpr(2**31 - 1)
 _NO_ENTRY = tl.constexpr((0xFF800000 << 32 | 0x7FFFFFFF) - (1 << 64))  # a score of -inf, no id
-_FULL = tl.constexpr(LIST_ENTRIES - 64)
+_FULL = tl.constexpr(LIST_ENTRIES - 16)
 
 
 @triton.jit
@@ -53,38 +52,36 @@ def maxima_kernel(
 
 
 @triton.jit
-def _sixteen_maxima(maxima_ptr, rows_total, row, group, num_groups):
-    maxima = ()
-    for j in tl.static_range(16):
-        cells = maxima_ptr + (group + j) * tl.cast(rows_total, tl.int64) + row
-        maxima = maxima + (tl.load(cells, mask=group + j < num_groups, other=float("-inf")),)
-    return maxima
+def _maxima_tile(maxima_ptr, rows_total, row, group, num_groups):
+    """``[ROWS, 16]``: the maxima of the 16 groups from ``group`` on."""
+    groups = group + tl.arange(0, 16)
+    cells = maxima_ptr + groups.to(tl.int64)[None, :] * rows_total + row[:, None]
+    return tl.load(cells, mask=groups[None, :] < num_groups[:, None], other=float("-inf"))
 
 
 @triton.jit
-def _group_scores(scores_ptr, start, group, group_stride, nb, GROUPED: tl.constexpr, PADDED: tl.constexpr):
-    """The 16 scores ``[ROWS, 16]`` of a group of each row; ``-inf`` for group -1."""
-    slots = tl.arange(0, 16)
-    seen = (group >= 0)[:, None]
+def _chosen_group(
+    scores_ptr, groups_ptr, rows_total, row, start, group_stride, nb, count, i, slots, PADDED: tl.constexpr
+):
+    """The i-th group of each row, -1 past the last, and its scores ``[ROWS, 16]``, ``-inf`` past the last."""
+    chosen = tl.load(groups_ptr + i * rows_total + row, mask=i < count, other=-1)
+    seen = (chosen >= 0)[:, None]
     if not PADDED:
-        seen = seen & (group[:, None] * 16 + slots[None, :] < nb[:, None])
-    cells = scores_ptr + start[:, None] + group.to(tl.int64)[:, None] * group_stride + slots[None, :]
-    scores = tl.load(cells, mask=seen, other=float("-inf"))
-    return scores if GROUPED else cleaned(scores)
+        seen = seen & (chosen[:, None] * 16 + slots[None, :] < nb[:, None])
+    cells = scores_ptr + start[:, None] + chosen.to(tl.int64)[:, None] * group_stride + slots[None, :]
+    return chosen, tl.load(cells, mask=seen, other=float("-inf"))
 
 
 @triton.jit
-def _merged_entries(best, best_ids, list_ptr, row, rows_total, next_entry, longest):
+def _merged_entries(
+    best, best_ids, list_ptr, row, rows_total, next_entry, longest, slots, ROWS: tl.constexpr
+):
     """The 16 best of a sorted list and of the entries of each row before ``next_entry``."""
     for first in tl.range(0, longest, 16 * rows_total):
-        scores = ()
-        ids = ()
-        for j in tl.static_range(16):
-            cell = row + first + j * rows_total
-            entry = tl.load(list_ptr + cell, mask=cell < next_entry, other=_NO_ENTRY)
-            scores = scores + ((entry >> 32).to(tl.int32).to(tl.float32, bitcast=True),)
-            ids = ids + (entry.to(tl.int32),)
-        best, best_ids = merged(best, best_ids, scores, ids)
+        cells = first + slots[None, :] * rows_total + row[:, None]
+        entries = tl.load(list_ptr + cells, mask=cells < next_entry[:, None], other=_NO_ENTRY)
+        scores = (entries >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+        best, best_ids = merged(best, best_ids, columns(scores, ROWS), columns(entries.to(tl.int32), ROWS))
     return best, best_ids
 
 
@@ -128,46 +125,52 @@ def many_rows_kernel(
 
     best = none
     for group in tl.range(0, most_groups, 16):
-        best = best_scores(best, _sixteen_maxima(maxima_ptr, rows_total, row, group, num_groups))
+        best = best_scores(best, columns(_maxima_tile(maxima_ptr, rows_total, row, group, num_groups), ROWS))
     bound = best[15]
     equals = tl.full((ROWS,), 16, tl.int32)
     for j in tl.static_range(16):
         equals -= (best[j] > bound).to(tl.int32)
 
-    # Offsets of the next entries: 96 times the rows of a call stay far below 2^31.
-    next_group = row
+    slots = tl.arange(0, 16)
+    count = tl.zeros((ROWS,), tl.int32)
     for group in tl.range(0, most_groups, 16):
-        maxima = _sixteen_maxima(maxima_ptr, rows_total, row, group, num_groups)
-        for j in tl.static_range(16):
-            equal = (maxima[j] == bound) & (equals > 0)
-            taken = (group + j < num_groups) & ((maxima[j] > bound) | equal)
-            tl.store(groups_ptr + next_group, tl.full((ROWS,), group + j, tl.int32), mask=taken)
-            next_group += tl.where(taken, rows_total, 0)
-            equals -= (taken & equal).to(tl.int32)
+        maxima = _maxima_tile(maxima_ptr, rows_total, row, group, num_groups)
+        groups = (group + slots)[None, :]
+        present = groups < num_groups[:, None]
+        equal = (present & (maxima == bound[:, None])).to(tl.int32)
+        taken = (present & (maxima > bound[:, None])) | ((equal > 0) & (tl.cumsum(equal, 1) <= equals[:, None]))
+        place = count[:, None] + tl.cumsum(taken.to(tl.int32), 1) - 1
+        cells = groups_ptr + place.to(tl.int64) * rows_total + row[:, None]
+        tl.store(cells, tl.broadcast_to(groups, (ROWS, 16)), mask=taken)
+        count += tl.sum(taken.to(tl.int32), 1)
+        equals -= tl.sum(equal, 1)
 
     best, best_ids = none, (tl.full((ROWS,), _NO_ID, tl.int32),) * 16
-    next_entry = row
+    next_entry = row  # offset of a row's next entry: 48 times the rows of a call stay far below 2^31
     most_chosen = tl.minimum(most_groups, 16)
-    for i in tl.range(0, most_chosen, 4):
-        chosen = ()
-        tiles = ()
-        for t in tl.static_range(4):
-            cell = row + (i + t) * rows_total
-            chosen = chosen + (tl.load(groups_ptr + cell, mask=cell < next_group, other=-1),)
-        for t in tl.static_range(4):
-            tiles = tiles + (_group_scores(scores_ptr, start, chosen[t], group_stride, nb, GROUPED, PADDED),)
-        for t in tl.static_range(4):
-            group_scores = columns(tiles[t], ROWS)
-            visible = tl.where(chosen[t] >= 0, nb - chosen[t] * 16, 0)
-            for j in tl.static_range(16):
-                reaches = (group_scores[j] >= bound) & (visible > COLUMN[j])
-                bits = group_scores[j].to(tl.int32, bitcast=True).to(tl.int64)
-                entry = (bits << 32) | (chosen[t] * 16 + COLUMN[j]).to(tl.int64)
-                tl.store(list_ptr + next_entry, entry, mask=reaches)
-                next_entry += tl.where(reaches, rows_total, 0)
+    tl.debug_barrier()  # other threads read the groups
+    chosen, tile = _chosen_group(
+        scores_ptr, groups_ptr, rows_total, row, start, group_stride, nb, count, 0, slots, PADDED
+    )
+    for i in tl.range(0, most_chosen):
+        scores = columns(tile if GROUPED else cleaned(tile), ROWS)
+        first_block = chosen * 16
+        visible = tl.where(chosen >= 0, nb - first_block, 0)
+        chosen, tile = _chosen_group(
+            scores_ptr, groups_ptr, rows_total, row, start, group_stride, nb, count, i + 1, slots, PADDED
+        )
+        for j in tl.static_range(16):
+            reaches = (scores[j] >= bound) & (visible > COLUMN[j])
+            bits = scores[j].to(tl.int32, bitcast=True).to(tl.int64)
+            entry = (bits << 32) | (first_block + COLUMN[j]).to(tl.int64)
+            tl.store(list_ptr + next_entry, entry, mask=reaches)
+            next_entry += tl.where(reaches, rows_total, 0)
         longest = tl.max(next_entry - row, 0)
-        if (longest > _FULL * rows_total) | (i + 4 >= most_chosen):
-            best, best_ids = _merged_entries(best, best_ids, list_ptr, row, rows_total, next_entry, longest)
+        if (longest > _FULL * rows_total) | (i + 1 == most_chosen):
+            tl.debug_barrier()  # other threads read the entries
+            best, best_ids = _merged_entries(
+                best, best_ids, list_ptr, row, rows_total, next_entry, longest, slots, ROWS
+            )
             next_entry = row
 
     ids = ()
