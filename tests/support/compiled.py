@@ -79,7 +79,7 @@ def compile_all(name: str) -> None:
         compile_kernel(hopper_insert.insert_kernel, target, {"KEYS": 32, "WARPS": 8}, keys, 8)
     compile_kernel(topk_many.maxima_kernel, target, {"ROWS": 32, "GROUPS": 16}, {}, 8)
     rows = {"H": 4, "BY_BLOCK": False, "GROUPED": True}
-    few = rows | {"BATCH": 32, "GROUPS": 64, "PLACES": 16, "LISTED": 64, "PDL": ptx}
+    few = rows | {"BATCH": 32, "GROUPS": 256, "PARTS": 64, "PLACES": 16, "LISTED": 64, "PDL": ptx}
     compile_kernel(topk_few.few_rows_kernel, target, few, {})
     many = rows | {"K": 16, "PADDED": True, "ROWS": 32}
     compile_kernel(topk_many.many_rows_kernel, target, many, {}, 1)

@@ -219,10 +219,19 @@ def score_requests(
         "num_warps": tuning.warps,
     }
     if hopper:
-        from kernel.backends.triton.hopper.score_decode import decode_kernel
+        from kernel.backends.triton.hopper.score_decode import ROW_BYTES, decode_kernel
 
         cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
-        decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, maxnreg=tuning.registers)
+        decode_kernel[(programs,)](
+            *cache,
+            *line,
+            rows.out_starts,
+            lut,
+            ROW_BYTES,
+            *outputs,
+            **options,
+            maxnreg=tuning.registers,
+        )
     else:
         cache = (q, pages, pages.stride(0), pages.shape[0])
         _decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, PTX=ptx)

@@ -195,6 +195,7 @@ def _launch_few(
         GROUPED=grouped,
         BATCH=triton.next_power_of_2(batch) if batch else 0,
         GROUPS=groups,
+        PARTS=min(groups, 64) if k <= WIDTH else groups,
         PLACES=triton.next_power_of_2(k),
         LISTED=listed,
         PDL=pdl,

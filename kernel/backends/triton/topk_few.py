@@ -1,8 +1,8 @@
 """Top-k of few rows: a program a row, the whole row in registers.
 
-The k-th best of the maxima of groups of 16 blocks is a lower bound of the k-th best score. Few scores reach it
-(18 to 25 for k = 16, unless many are equal): they are written to a list and ranked by counting those that are
-better. Where more than the list holds reach it, the row's maximum is taken k times.
+The k-th best of the maxima of the row's parts, 64 at most for k up to 16, is a lower bound of the k-th best
+score. Few scores reach it (18 to 25 for k = 16, unless many are equal): they are written to a list and ranked by
+counting those that are better. Where more than the list holds reach it, the row's maximum is taken k times.
 """
 
 from __future__ import annotations
@@ -56,12 +56,11 @@ def few_rows_kernel(
     GROUPED: tl.constexpr,
     BATCH: tl.constexpr,
     GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
     PLACES: tl.constexpr,
     LISTED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     if BATCH:
         # What are a row's number and blocks elsewhere are the starts of the requests' queries here.
@@ -77,13 +76,16 @@ def few_rows_kernel(
         nb = tl.load(num_blocks_ptr + token)
         start = head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
     nb = tl.minimum(nb, width)
+    if PDL:
+        tl.extra.cuda.gdc_wait()  # for the scores; what was read before is no output of the kernel that makes them
 
     group, slot = tl.arange(0, GROUPS), tl.arange(0, 16)
     block = group[:, None] * 16 + slot[None, :]
     cells = scores_ptr + start + group.to(tl.int64)[:, None] * group_stride + slot[None, :]
     scores = cleaned(tl.load(cells, mask=block < nb, other=float("-inf")))
-    maxima = tl.max(scores, 1)
-    equal = (maxima[None, :] == maxima[:, None]) & (group[None, :] < group[:, None])
+    maxima = tl.max(tl.max(scores, 1).reshape(PARTS, GROUPS // PARTS), 1)
+    part = tl.arange(0, PARTS)
+    equal = (maxima[None, :] == maxima[:, None]) & (part[None, :] < part[:, None])
     rank = tl.sum(((maxima[None, :] > maxima[:, None]) | equal).to(tl.int32), 1)
     bound = tl.max(tl.where(rank >= k - 1, maxima, float("-inf")), 0)
     reaches = ((scores >= bound) & (block < nb)).to(tl.int32)

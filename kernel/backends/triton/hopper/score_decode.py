@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
@@ -37,7 +38,7 @@ _LOCAL = gl.constexpr(LOCAL_SCORE)
 _WORD = """
     and.b32 w, WORD, 0x77777777;
     prmt.b32 x, m0, m1, w;
-    shr.u32 w, w, 16;
+    mul.hi.u32 w, w, 65536;
     prmt.b32 y, m0, m1, w;
     prmt.b32 even, x, y, 0x6420;
     prmt.b32 odd, x, y, 0x7531;
@@ -85,12 +86,37 @@ _FAST_ASM = gl.constexpr(_sixteen_keys(exact=False))
 _FAST_CONSTRAINTS = gl.constexpr(_constraints(4))
 
 
+# From a token's two scales, a pair of bytes, to their table rows, all by multiplications: those of the float
+# lanes, which have time. A multiplier known to be 8 would become additions of the integer lanes. The table lies
+# at a multiple of its size, so that the upper half of an address is the table's.
+_ROWS_ASM = gl.constexpr("""{
+    .reg .b32 first, second, low, high;
+    .reg .b64 cell;
+    mul.hi.u32 second, $2, 0x1000000;
+    mad.lo.s32 first, second, -256, $2;
+    mov.b64 {low, high}, $4;
+    mad.lo.u32 first, first, $3, low;
+    mad.lo.u32 second, second, $3, low;
+    mov.b64 cell, {first, high};
+    ld.global.nc.b64 $0, [cell];
+    mov.b64 cell, {second, high};
+    ld.global.nc.b64 $1, [cell];
+}""")
+ROW_BYTES = 8
+"""Bytes of a table row."""
+
+
 def magnitude_rows(lut: torch.Tensor) -> torch.Tensor:
     """The table ``[256]`` int64 of a look-up table ``[256, 8]`` uint8: its rows, the scale's sign in every
-    byte."""
+    byte, at an address that is a multiple of 2,048."""
     rows = lut.clone()
     rows[128:] |= 0x80
-    return rows.view(torch.int64).flatten()
+    size = rows.numel()
+    room = torch.empty(2 * size, dtype=torch.uint8, device=lut.device)
+    start = -room.data_ptr() % size
+    table = room[start : start + size]
+    table.copy_(rows.flatten())
+    return table.view(torch.int64)
 
 
 @gluon.jit
@@ -100,21 +126,22 @@ def _bring_page(pages_ptr, page_lines, page_id, num_pages, codes, scales, wanted
     A page id is kept inside the cache: those of a captured launch were not checked.
     """
     CODES: gl.constexpr = gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0])
-    SCALES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    SCALES: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     page_id = gl.minimum(gl.maximum(page_id, 0), num_pages - 1)
     page = pages_ptr + page_id.to(gl.int64) * page_lines * 16  # so that the compiler knows the alignment
     token = gl.arange(0, 128, layout=gl.SliceLayout(1, CODES))
     octet = gl.arange(0, 64, layout=gl.SliceLayout(0, CODES))
     line = gl.arange(0, 16, layout=gl.SliceLayout(1, SCALES))
-    column = gl.arange(0, 64, layout=gl.SliceLayout(0, SCALES))
+    pair = gl.arange(0, 32, layout=gl.SliceLayout(0, SCALES))
     if wanted:
         async_copy.async_copy_global_to_shared(codes, page + (token[:, None] * 64 + octet[None, :]))
-        async_copy.async_copy_global_to_shared(scales, page + (8192 + line[:, None] * 64 + column[None, :]))
+        first = (page + 8192).to(gl.pointer_type(gl.uint16), bitcast=True)
+        async_copy.async_copy_global_to_shared(scales, first + (line[:, None] * 32 + pair[None, :]))
     async_copy.commit_group()
 
 
 @gluon.jit
-def _take_page(codes, scales, table_of_scales_ptr):
+def _take_page(codes, scales, table_of_scales_ptr, row_bytes):
     """Codes ``[128, 64]`` and the table rows ``[128, 8]`` of the scales of a page that is there, as the
     threads want them."""
     CODES: gl.constexpr = gl.DistributedLinearLayout(
@@ -124,13 +151,13 @@ def _take_page(codes, scales, table_of_scales_ptr):
         block_bases=[],
         shape=[128, 64],
     )
-    # Eight tokens a line of 64 bytes.
+    # Eight tokens a line of 64 bytes, two scales an element.
     SCALES: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [1, 0], [8, 0]],
-        lane_bases=[[0, 2], [0, 4], [0, 8], [0, 16], [0, 32]],
+        reg_bases=[[1, 0], [8, 0]],
+        lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]],
         warp_bases=[[2, 0], [4, 0]],
         block_bases=[],
-        shape=[16, 64],
+        shape=[16, 32],
     )
     SPREAD: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 1, 0], [8, 0, 0], [64, 0, 0]],
@@ -139,7 +166,15 @@ def _take_page(codes, scales, table_of_scales_ptr):
         block_bases=[],
         shape=[128, 8, 8],
     )
-    rows = gl.load(table_of_scales_ptr + scales.load(SCALES).to(gl.int32)).reshape([128, 8])
+    first, second = gl.inline_asm_elementwise(
+        _ROWS_ASM,
+        "=&l,=&l,r,r,l",
+        [scales.load(SCALES).to(gl.uint32), row_bytes, table_of_scales_ptr.to(gl.int64)],
+        (gl.int64, gl.int64),
+        is_pure=True,
+        pack=1,
+    )
+    rows = gl.join(first, second).reshape([128, 8])
     rows = gl.convert_layout(rows, gl.SliceLayout(2, SPREAD), assert_trivial=True)
     return codes.load(CODES), rows
 
@@ -198,6 +233,7 @@ def decode_kernel(
     seq_lens_ptr,
     out_starts_ptr,
     table_of_scales_ptr,
+    row_bytes,
     scores_ptr,
     head_stride,
     token_stride,
@@ -225,6 +261,7 @@ def decode_kernel(
     WARPS: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
     ROWS: gl.constexpr = gl.SliceLayout(0, FLUSH)
 
+    gdc_launch_dependents()  # the selection's programs may start as soon as there is room
     # The blocks of all requests form one line; this program takes an equal share of it.
     request = gl.arange(0, BATCH, layout=LINE)
     listed = request < batch
@@ -249,7 +286,7 @@ def decode_kernel(
     maxima = gl.allocate_shared_memory(gl.float32, [16, 4, N], PLAIN)
     all_maxima = maxima._reinterpret(gl.float32, [64, N], PLAIN)
     ring = gl.allocate_shared_memory(gl.uint8, [STAGES, 128, 64], PLAIN)
-    scale_ring = gl.allocate_shared_memory(gl.uint8, [STAGES, 16, 64], PLAIN)
+    scale_ring = gl.allocate_shared_memory(gl.uint16, [STAGES, 16, 32], PLAIN)
     for r in range(first, last):
         blocks_before = gl.sum(gl.where(request < r, all_blocks, 0), 0)
         query_start = gl.load(query_starts_ptr + r)
@@ -290,7 +327,9 @@ def decode_kernel(
         place = 0
         for block in range(begin, end):
             async_copy.wait_group(STAGES - 1)
-            codes, rows = _take_page(ring.index(place), scale_ring.index(place), table_of_scales_ptr)
+            codes, rows = _take_page(
+                ring.index(place), scale_ring.index(place), table_of_scales_ptr, row_bytes
+            )
             _bring_page(
                 pages_ptr,
                 page_lines,
