@@ -161,7 +161,7 @@ def prefill(heads: int, keys: int, precision: Precision, rounds: int) -> list[Me
         return Measured(f"{name} {shape}", precision, ms, work / ms / 1e9, unit)
 
     select_ms = milliseconds([partial(backend.select, batch, ids, "score") for batch in batches], rounds)
-    chunks = backend.chunks(batches[0])
+    chunks = backend.chunks(batches[0], backend.score_groups)
     keys_of_set = backend.dequantized(batches[0], chunks[0], None)
     buffers = [backend.score_buffers(chunk) for chunk in chunks]
 

@@ -28,6 +28,7 @@ POINTERS = {
     "scores_ptr": "*fp32",
     "maxima_ptr": "*fp32",
     "list_ptr": "*i64",
+    "entries_ptr": "*i64",
 }
 """Types of pointers by their argument's name; others are to int32, and what is no pointer is an int32."""
 HOPPER = "cuda:90"
@@ -81,7 +82,7 @@ def compile_all(name: str) -> None:
     rows = {"H": 4, "BY_BLOCK": False, "GROUPED": True}
     few = rows | {"BATCH": 32, "GROUPS": 256, "PARTS": 64, "PLACES": 16, "LISTED": 64, "PDL": ptx}
     compile_kernel(topk_few.few_rows_kernel, target, few, {})
-    many = rows | {"K": 16, "PADDED": True, "ROWS": 32}
+    many = rows | {"PADDED": True, "ROWS": 32}
     compile_kernel(topk_many.many_rows_kernel, target, many, {}, 1)
 
 

@@ -54,9 +54,10 @@ def maxima_kernel(
 @triton.jit
 def _maxima_tile(maxima_ptr, rows_total, row, group, num_groups):
     """``[ROWS, 16]``: the maxima of the 16 groups from ``group`` on."""
-    groups = group + tl.arange(0, 16)
-    cells = maxima_ptr + groups.to(tl.int64)[None, :] * rows_total + row[:, None]
-    return tl.load(cells, mask=groups[None, :] < num_groups[:, None], other=float("-inf"))
+    slots = tl.arange(0, 16)
+    first = maxima_ptr + group * tl.cast(rows_total, tl.int64)
+    present = (group + slots)[None, :] < num_groups[:, None]
+    return tl.load(first + (slots[None, :] * rows_total + row[:, None]), mask=present, other=float("-inf"))
 
 
 @triton.jit
@@ -74,12 +75,12 @@ def _chosen_group(
 
 @triton.jit
 def _merged_entries(
-    best, best_ids, list_ptr, row, rows_total, next_entry, longest, slots, ROWS: tl.constexpr
+    best, best_ids, entries_ptr, row, rows_total, next_entry, longest, slots, ROWS: tl.constexpr
 ):
     """The 16 best of a sorted list and of the entries of each row before ``next_entry``."""
     for first in tl.range(0, longest, 16 * rows_total):
         cells = first + slots[None, :] * rows_total + row[:, None]
-        entries = tl.load(list_ptr + cells, mask=cells < next_entry[:, None], other=_NO_ENTRY)
+        entries = tl.load(entries_ptr + cells, mask=cells < next_entry[:, None], other=_NO_ENTRY)
         scores = (entries >> 32).to(tl.int32).to(tl.float32, bitcast=True)
         best, best_ids = merged(best, best_ids, columns(scores, ROWS), columns(entries.to(tl.int32), ROWS))
     return best, best_ids
@@ -92,7 +93,7 @@ def many_rows_kernel(
     num_blocks_ptr,
     row_ids_ptr,
     groups_ptr,
-    list_ptr,
+    entries_ptr,
     ids_ptr,
     rows_total,
     total_q,
@@ -102,8 +103,8 @@ def many_rows_kernel(
     ids_head_stride,
     ids_token_stride,
     ids_stride,
+    k,
     H: tl.constexpr,
-    K: tl.constexpr,
     BY_BLOCK: tl.constexpr,
     GROUPED: tl.constexpr,
     PADDED: tl.constexpr,
@@ -140,7 +141,7 @@ def many_rows_kernel(
         equal = (present & (maxima == bound[:, None])).to(tl.int32)
         taken = (present & (maxima > bound[:, None])) | ((equal > 0) & (tl.cumsum(equal, 1) <= equals[:, None]))
         place = count[:, None] + tl.cumsum(taken.to(tl.int32), 1) - 1
-        cells = groups_ptr + place.to(tl.int64) * rows_total + row[:, None]
+        cells = groups_ptr + (place * rows_total + row[:, None])
         tl.store(cells, tl.broadcast_to(groups, (ROWS, 16)), mask=taken)
         count += tl.sum(taken.to(tl.int32), 1)
         equals -= tl.sum(equal, 1)
@@ -163,21 +164,21 @@ def many_rows_kernel(
             reaches = (scores[j] >= bound) & (visible > COLUMN[j])
             bits = scores[j].to(tl.int32, bitcast=True).to(tl.int64)
             entry = (bits << 32) | (first_block + COLUMN[j]).to(tl.int64)
-            tl.store(list_ptr + next_entry, entry, mask=reaches)
+            tl.store(entries_ptr + next_entry, entry, mask=reaches)
             next_entry += tl.where(reaches, rows_total, 0)
         longest = tl.max(next_entry - row, 0)
         if (longest > _FULL * rows_total) | (i + 1 == most_chosen):
             tl.debug_barrier()  # other threads read the entries
             best, best_ids = _merged_entries(
-                best, best_ids, list_ptr, row, rows_total, next_entry, longest, slots, ROWS
+                best, best_ids, entries_ptr, row, rows_total, next_entry, longest, slots, ROWS
             )
             next_entry = row
 
     ids = ()
     for j in tl.static_range(16):
-        ids = ids + (best_ids[j] if j < K else tl.full((ROWS,), _NO_ID, tl.int32),)
+        ids = ids + (tl.where(j < k, best_ids[j], _NO_ID),)
     if BY_BLOCK:
         ids = ascending(ids)
     out = ids_ptr + head.to(tl.int64) * ids_head_stride + token.to(tl.int64) * ids_token_stride
-    for j in tl.static_range(K):
-        tl.store(out + j * ids_stride, tl.where(ids[j] == _NO_ID, -1, ids[j]), mask=valid)
+    for j in tl.static_range(16):
+        tl.store(out + j * ids_stride, tl.where(ids[j] == _NO_ID, -1, ids[j]), mask=valid & (j < k))

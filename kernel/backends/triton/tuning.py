@@ -60,7 +60,7 @@ def tuning_for(device: torch.device) -> Tuning:
     if capability == (9, 0):
         exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
         fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
-        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 4, 4, 128))
+        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 8, 128))
     ptx = capability >= (8, 9)
     exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
     fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)

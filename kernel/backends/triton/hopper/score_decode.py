@@ -141,30 +141,30 @@ def _bring_page(pages_ptr, page_lines, page_id, num_pages, codes, scales, wanted
 
 
 @gluon.jit
-def _take_page(codes, scales, table_of_scales_ptr, row_bytes):
-    """Codes ``[128, 64]`` and the table rows ``[128, 8]`` of the scales of a page that is there, as the
+def _take_half(codes, scales, table_of_scales_ptr, row_bytes):
+    """Codes ``[64, 64]`` and the table rows ``[64, 8]`` of the scales of half a page that is there, as the
     threads want them."""
     CODES: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [8, 0], [64, 0]],
+        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [8, 0]],
         lane_bases=[[0, 16], [0, 32], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
-        shape=[128, 64],
+        shape=[64, 64],
     )
     # Eight tokens a line of 64 bytes, two scales an element.
     SCALES: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[[1, 0], [8, 0]],
+        reg_bases=[[1, 0]],
         lane_bases=[[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]],
         warp_bases=[[2, 0], [4, 0]],
         block_bases=[],
-        shape=[16, 32],
+        shape=[8, 32],
     )
     SPREAD: gl.constexpr = gl.DistributedLinearLayout(
-        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 1, 0], [8, 0, 0], [64, 0, 0]],
+        reg_bases=[[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 1, 0], [8, 0, 0]],
         lane_bases=[[0, 2, 0], [0, 4, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
         warp_bases=[[16, 0, 0], [32, 0, 0]],
         block_bases=[],
-        shape=[128, 8, 8],
+        shape=[64, 8, 8],
     )
     first, second = gl.inline_asm_elementwise(
         _ROWS_ASM,
@@ -174,21 +174,21 @@ def _take_page(codes, scales, table_of_scales_ptr, row_bytes):
         is_pure=True,
         pack=1,
     )
-    rows = gl.join(first, second).reshape([128, 8])
+    rows = gl.join(first, second).reshape([64, 8])
     rows = gl.convert_layout(rows, gl.SliceLayout(2, SPREAD), assert_trivial=True)
     return codes.load(CODES), rows
 
 
 @gluon.jit
 def _keys(codes, rows, MMA: gl.constexpr, EXACT: gl.constexpr):
-    """The keys of a page ``[128, 128]`` as the left operand, in the order of dims of
+    """The keys of half a page ``[64, 128]`` as the left operand, in the order of dims of
     :mod:`kernel.backends.triton.e4m3`.
 
     Args:
-        codes: ``[128, 64]`` uint8.
-        rows: ``[128, 8]`` int64, the table rows of the scales.
+        codes: ``[64, 64]`` uint8.
+        rows: ``[64, 8]`` int64, the table rows of the scales.
     """
-    spread = rows.expand_dims(2).broadcast_to([128, 8, 8]).reshape([128, 64])
+    spread = rows.expand_dims(2).broadcast_to([64, 8, 8]).reshape([64, 64])
     spread = gl.convert_layout(spread, codes.type.layout, assert_trivial=True)
     if EXACT:
         first, second = gl.inline_asm_elementwise(
@@ -205,17 +205,20 @@ def _keys(codes, rows, MMA: gl.constexpr, EXACT: gl.constexpr):
         )
     W: gl.constexpr = 2 if EXACT else 4
     # first holds the keys of a group's first word, second those of its second.
-    keys = gl.join(first, second).reshape([128, 8, 8, 2]).permute([0, 1, 3, 2]).reshape([128, 4, 32 // W, W])
-    keys = keys.permute([0, 2, 1, 3]).reshape([128, 128])
+    keys = gl.join(first, second).reshape([64, 8, 8, 2]).permute([0, 1, 3, 2]).reshape([64, 4, 32 // W, W])
+    keys = keys.permute([0, 2, 1, 3]).reshape([64, 128])
     return gl.convert_layout(
         keys, gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=W), assert_trivial=True
     )
 
 
 @gluon.jit
-def _warp_maxima(products, N: gl.constexpr):
-    """``[4, N]``: the maxima over the tokens of each warp, without a word to the others."""
-    return gl.max(gl.max(products.reshape([2, 4, 16, N]), 0), 1)
+def _masked(products, first_token, positions, least_position, MMA: gl.constexpr):
+    """Products ``[64, N]`` with ``-inf`` where a token lies after a row's position."""
+    if first_token + 63 > least_position:
+        token = first_token + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))
+        products = gl.where(token[:, None] <= positions[None, :], products, float("-inf"))
+    return products
 
 
 @gluon.jit
@@ -278,7 +281,6 @@ def decode_kernel(
     last = gl.where(line_begin < line_end, gl.sum((line_ends < line_end).to(gl.int32), 0) + 1, first)
 
     row = gl.arange(0, N, layout=ROWS)
-    token = gl.arange(0, 128, layout=gl.SliceLayout(1, MMA))
     queries = gl.allocate_shared_memory(
         DTYPE, [N, 128], gl.NVMMASharedLayout.get_default_for([N, 128], DTYPE)
     )
@@ -327,29 +329,30 @@ def decode_kernel(
         place = 0
         for block in range(begin, end):
             async_copy.wait_group(STAGES - 1)
-            codes, rows = _take_page(
-                ring.index(place), scale_ring.index(place), table_of_scales_ptr, row_bytes
+            codes, scales = ring.index(place), scale_ring.index(place)
+            first_codes, first_rows = _take_half(
+                codes.slice(0, 64), scales.slice(0, 8), table_of_scales_ptr, row_bytes
             )
+            last_codes, last_rows = _take_half(
+                codes.slice(64, 64), scales.slice(8, 8), table_of_scales_ptr, row_bytes
+            )
+            # The tensor cores work on the first half while the lanes make the keys of the second.
+            zeros = gl.zeros([64, N], gl.float32, MMA)
+            keys = _keys(first_codes, first_rows, MMA, EXACT)
+            first_half = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
+            keys = _keys(last_codes, last_rows, MMA, EXACT)
+            last_half = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
             _bring_page(
-                pages_ptr,
-                page_lines,
-                next_id,
-                num_pages,
-                ring.index(place),
-                scale_ring.index(place),
-                block + STAGES < end,
+                pages_ptr, page_lines, next_id, num_pages, codes, scales, block + STAGES < end
             )
             next_id = gl.load(table_row_ptr + gl.minimum(block + STAGES + 1, end - 1))
             place = (place + 1) % STAGES
-            keys = _keys(codes, rows, MMA, EXACT)
-            zeros = gl.zeros([128, N], gl.float32, MMA)
-            pending = warpgroup_mma(keys, queries.permute([1, 0]), zeros, use_acc=False, is_async=True)
-            products = warpgroup_mma_wait(0, deps=[pending])
-            if block * 128 + 127 > least_position:
-                causal = block * 128 + token[:, None] <= positions[None, :]
-                partial = _warp_maxima(gl.where(causal, products, float("-inf")), N)
-            else:
-                partial = _warp_maxima(products, N)
+            first_half = warpgroup_mma_wait(1, deps=[first_half])
+            first_half = _masked(first_half, block * 128, positions, least_position, MMA)
+            last_half = warpgroup_mma_wait(0, deps=[last_half])
+            last_half = _masked(last_half, block * 128 + 64, positions, least_position, MMA)
+            # The maxima of each warp's tokens, without a word to the other warps.
+            partial = gl.max(gl.maximum(first_half, last_half).reshape([4, 16, N]), 1)
             maxima.index(block % 16).store(partial)
             if (block + 1 == end) | (block % 16 == 15):
                 score = gl.max(all_maxima.load(WARPS).reshape([16, 4, N]), 1) + 0.0
