@@ -206,7 +206,7 @@ class TritonBackend:
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
             exact=self.precision == "exact",
-            programs=min(blocks, self.tuning.multiprocessors * tuning.programs_per_multiprocessor),
+            programs=tuning.programs(self.tuning.multiprocessors, blocks),
             tuning=tuning,
             ptx=self.tuning.ptx,
             hopper=self.tuning.hopper,

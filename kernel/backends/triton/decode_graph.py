@@ -129,7 +129,7 @@ class DecodeGraph:
             init_blocks=self._forced[0],
             local_blocks=self._forced[1],
             exact=self._backend.precision == "exact",
-            programs=tuning.multiprocessors * tuning.decode.programs_per_multiprocessor,
+            programs=tuning.decode.programs(tuning.multiprocessors, self._block_table.numel()),
             tuning=tuning.decode,
             ptx=tuning.ptx,
             hopper=tuning.hopper,

@@ -61,16 +61,20 @@ def _maxima_tile(maxima_ptr, rows_total, row, group, num_groups):
 
 
 @triton.jit
-def _chosen_group(
-    scores_ptr, groups_ptr, rows_total, row, start, group_stride, nb, count, i, slots, PADDED: tl.constexpr
-):
-    """The i-th group of each row, -1 past the last, and its scores ``[ROWS, 16]``, ``-inf`` past the last."""
-    chosen = tl.load(groups_ptr + i * rows_total + row, mask=i < count, other=-1)
-    seen = (chosen >= 0)[:, None]
+def _chosen_group(groups_ptr, rows_total, row, count, i):
+    """The i-th group of each row, -1 past the last."""
+    return tl.load(groups_ptr + i * rows_total + row, mask=i < count, other=-1)
+
+
+@triton.jit
+def _group_scores(scores_ptr, start, group, group_stride, nb, PADDED: tl.constexpr):
+    """The scores ``[ROWS, 16]`` of a group of each row, ``-inf`` of group -1."""
+    slots = tl.arange(0, 16)
+    seen = (group >= 0)[:, None]
     if not PADDED:
-        seen = seen & (chosen[:, None] * 16 + slots[None, :] < nb[:, None])
-    cells = scores_ptr + start[:, None] + chosen.to(tl.int64)[:, None] * group_stride + slots[None, :]
-    return chosen, tl.load(cells, mask=seen, other=float("-inf"))
+        seen = seen & (group[:, None] * 16 + slots[None, :] < nb[:, None])
+    cells = scores_ptr + start[:, None] + group.to(tl.int64)[:, None] * group_stride + slots[None, :]
+    return tl.load(cells, mask=seen, other=float("-inf"))
 
 
 @triton.jit
@@ -125,8 +129,11 @@ def many_rows_kernel(
     none = (tl.full((ROWS,), float("-inf"), tl.float32),) * 16
 
     best = none
+    following = _maxima_tile(maxima_ptr, rows_total, row, 0, num_groups)
     for group in tl.range(0, most_groups, 16):
-        best = best_scores(best, columns(_maxima_tile(maxima_ptr, rows_total, row, group, num_groups), ROWS))
+        maxima = following
+        following = _maxima_tile(maxima_ptr, rows_total, row, group + 16, num_groups)
+        best = best_scores(best, columns(maxima, ROWS))
     bound = best[15]
     equals = tl.full((ROWS,), 16, tl.int32)
     for j in tl.static_range(16):
@@ -134,8 +141,10 @@ def many_rows_kernel(
 
     slots = tl.arange(0, 16)
     count = tl.zeros((ROWS,), tl.int32)
+    following = _maxima_tile(maxima_ptr, rows_total, row, 0, num_groups)
     for group in tl.range(0, most_groups, 16):
-        maxima = _maxima_tile(maxima_ptr, rows_total, row, group, num_groups)
+        maxima = following
+        following = _maxima_tile(maxima_ptr, rows_total, row, group + 16, num_groups)
         groups = (group + slots)[None, :]
         present = groups < num_groups[:, None]
         equal = (present & (maxima == bound[:, None])).to(tl.int32)
@@ -150,16 +159,17 @@ def many_rows_kernel(
     next_entry = row  # offset of a row's next entry: 48 times the rows of a call stay far below 2^31
     most_chosen = tl.minimum(most_groups, 16)
     tl.debug_barrier()  # other threads read the groups
-    chosen, tile = _chosen_group(
-        scores_ptr, groups_ptr, rows_total, row, start, group_stride, nb, count, 0, slots, PADDED
-    )
+    # Two loads follow one another, the group's number and its scores: each is asked for a group ahead.
+    chosen = _chosen_group(groups_ptr, rows_total, row, count, 0)
+    tile = _group_scores(scores_ptr, start, chosen, group_stride, nb, PADDED)
+    following_group = _chosen_group(groups_ptr, rows_total, row, count, 1)
     for i in tl.range(0, most_chosen):
         scores = columns(tile if GROUPED else cleaned(tile), ROWS)
         first_block = chosen * 16
         visible = tl.where(chosen >= 0, nb - first_block, 0)
-        chosen, tile = _chosen_group(
-            scores_ptr, groups_ptr, rows_total, row, start, group_stride, nb, count, i + 1, slots, PADDED
-        )
+        chosen = following_group
+        tile = _group_scores(scores_ptr, start, chosen, group_stride, nb, PADDED)
+        following_group = _chosen_group(groups_ptr, rows_total, row, count, i + 2)
         for j in tl.static_range(16):
             reaches = (scores[j] >= bound) & (visible > COLUMN[j])
             bits = scores[j].to(tl.int32, bitcast=True).to(tl.int64)
