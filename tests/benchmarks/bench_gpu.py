@@ -161,7 +161,7 @@ def prefill(heads: int, keys: int, precision: Precision, rounds: int) -> list[Me
         return Measured(f"{name} {shape}", precision, ms, work / ms / 1e9, unit)
 
     select_ms = milliseconds([partial(backend.select, batch, ids, "score") for batch in batches], rounds)
-    chunks = backend.chunks(batches[0])
+    chunks = backend.chunks(batches[0], backend.score_groups)
     keys_of_set = backend.dequantized(batches[0], chunks[0], None)
     buffers = [backend.score_buffers(chunk) for chunk in chunks]
 
@@ -200,7 +200,7 @@ def topk_of_scores(heads: int, keys: int, rounds: int) -> list[Measured]:
     ]
 
 
-def decode(requests: int, queries: int, keys: int, precision: Precision, rounds: int) -> Measured:
+def decode(requests: int, queries: int, keys: int, precision: Precision, rounds: int) -> list[Measured]:
     """Score and top-k of a decode step, replayed."""
     backend = registry.create("triton", precision=precision)
     assert isinstance(backend, TritonBackend)
@@ -215,10 +215,12 @@ def decode(requests: int, queries: int, keys: int, precision: Precision, rounds:
     steps = [
         DecodeGraph(backend, q, pages, table, offsets, seq_lens, max_queries=queries) for table in tables
     ]
-    ms = milliseconds([step.replay for step in steps], rounds)
-    return Measured(
-        f"decode + top-k {requests} x {queries} x {keys}", precision, ms, step_bytes / ms / 1e9, "TB/s"
-    )
+    shape = f"{requests} x {queries} x {keys}"
+    ms, alone = graphed([step.enqueue for step in steps], rounds), milliseconds([step.replay for step in steps], rounds)
+    return [
+        Measured(f"decode + top-k {shape}", precision, ms, step_bytes / ms / 1e9, "TB/s"),
+        Measured(f"the same, a graph a step {shape}", precision, alone, step_bytes / alone / 1e9, "TB/s"),
+    ]
 
 
 def insert(rounds: int) -> list[Measured]:
@@ -251,7 +253,9 @@ def measure(rounds: int) -> list[Measured]:
                 found += prefill(heads, keys, precision, rounds)
             found += topk_of_scores(heads, keys, rounds)
             torch.cuda.empty_cache()
-    found += [decode(*shape, precision, rounds) for shape in DECODES for precision in PRECISIONS]
+    for shape in DECODES:
+        for precision in PRECISIONS:
+            found += decode(*shape, precision, rounds)
     return found + insert(rounds)
 
 

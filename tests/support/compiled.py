@@ -14,7 +14,8 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernel.backends.triton import dequantize, insert, score_decode, score_prefill, topk
+from kernel.backends.triton import dequantize, insert, score_decode, score_prefill, topk_few, topk_many
+from kernel.backends.triton.hopper import insert as hopper_insert
 from kernel.backends.triton.hopper import score_decode as hopper_decode
 from kernel.backends.triton.hopper import score_prefill as hopper_prefill
 
@@ -26,6 +27,8 @@ POINTERS = {
     "table_of_scales_ptr": "*i64",
     "scores_ptr": "*fp32",
     "maxima_ptr": "*fp32",
+    "list_ptr": "*i64",
+    "entries_ptr": "*i64",
 }
 """Types of pointers by their argument's name; others are to int32, and what is no pointer is an int32."""
 HOPPER = "cuda:90"
@@ -62,19 +65,25 @@ def compile_all(name: str) -> None:
         keys = {"keys_ptr": "*fp16" if exact else "*u8"}
         compile_kernel(dequantize._dequantize_kernel, target, {"EXACT": exact, "PTX": ptx}, keys)
         score = {"SPLITS": 2, "H": 4, "GROUPED": True, "EXACT": exact, "STAGES": 2}
-        decode = {"H": 1, "N": 16, "BATCH": 32, "GROUPED": True, "EXACT": exact}
+        decode = {"H": 1, "N": 16, "BATCH": 32, "GROUPED": True, "EXACT": exact, "STAGES": 2}
         compile_kernel(score_prefill._score_kernel, target, score | {"PTX": ptx}, keys, 8)
-        compile_kernel(score_decode._decode_kernel, target, decode | {"PTX": ptx, "STAGES": 2}, {})
+        compile_kernel(score_decode._decode_kernel, target, decode | {"PTX": ptx}, {})
         if ptx:
             element = gl.float16 if exact else gl.float8e4nv
             layout = gl.NVMMASharedLayout.get_default_for([256, 128], element)
             descriptor = f"tensordesc<{'fp16' if exact else 'fp8e4nv'}[256,128],{layout!r}>"
             compile_kernel(hopper_prefill.score_kernel, target, score, {"keys_desc": descriptor})
-            compile_kernel(hopper_decode.decode_kernel, target, decode | {"PAGES": 2}, {})
+            compile_kernel(hopper_decode.decode_kernel, target, decode, {})
     compile_kernel(insert._insert_kernel, target, {"KEYS": 64, "PTX": cuda}, {"keys_ptr": "*bf16"})
-    common = {"H": 4, "BY_BLOCK": False, "GROUPED": True}
-    compile_kernel(topk._row_kernel, target, common | {"BLOCKS": 1024, "PLACES": 16}, {})
-    compile_kernel(topk._maxima_kernel, target, {"ROWS": 32, "GROUPS": 16}, {}, 8)
+    if ptx:
+        keys = {"keys_ptr": "*bf16"}
+        compile_kernel(hopper_insert.insert_kernel, target, {"KEYS": 32, "WARPS": 8}, keys, 8)
+    compile_kernel(topk_many.maxima_kernel, target, {"ROWS": 32, "GROUPS": 16}, {}, 8)
+    rows = {"H": 4, "BY_BLOCK": False, "GROUPED": True}
+    few = rows | {"BATCH": 32, "GROUPS": 256, "PARTS": 64, "PLACES": 16, "LISTED": 64, "PDL": ptx}
+    compile_kernel(topk_few.few_rows_kernel, target, few, {})
+    many = rows | {"PADDED": True, "ROWS": 32}
+    compile_kernel(topk_many.many_rows_kernel, target, many, {}, 1)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ def check_topk(backend: Backend) -> None:
     scores[0, 3, 7], scores[0, 2], scores[0, 4] = torch.nan, -0.0, -torch.inf
     num_blocks = torch.randint(0, 273, (20,), generator=generator).int()
     expected = selected(scores, num_blocks, 16)
-    for network_rows in (0, 1 << 30):
-        topk.NETWORK_ROWS = network_rows
+    for many_rows in (0, 1 << 30):
+        topk.MANY_ROWS = many_rows
         assert_same_bits(topk_of(backend, scores, num_blocks, 16), expected)
         assert_same_bits(topk_of(backend, scores, num_blocks, 16, "block"), in_block_order(expected))
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import torch
 
 from kernel.backends.base import Order, Precision
-from kernel.backends.triton.buffers import SCORE_GROUPS, WORKSPACE_BLOCKS, Buffers
+from kernel.backends.triton.buffers import WORKSPACE_BLOCKS, Buffers, score_groups
 from kernel.backends.triton.dequantize import dequantize_pages
 from kernel.backends.triton.insert import insert_keys
 from kernel.backends.triton.plan import GROUP_BLOCKS, chunks, splits_of
 from kernel.backends.triton.requests import DeviceChunk, device_chunk, request_rows
 from kernel.backends.triton.score_decode import MAX_ROWS, decode_table, score_requests
 from kernel.backends.triton.score_prefill import score_tiles
-from kernel.backends.triton.topk import select_grouped, select_scores
+from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
 from kernel.backends.triton.tuning import PrefillTuning, tuning_for
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
@@ -25,7 +25,7 @@ class TritonBackend:
 
     ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the
     coarser
-    accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB): calls run one after
+    accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB, on a GPU of 64 GiB or more 800): calls run one after
     another, on one stream. No operation reads from the device.
     """
 
@@ -36,6 +36,7 @@ class TritonBackend:
         self.precision: Precision = precision
         self.tuning = tuning_for(device)
         self.buffers = Buffers(device)
+        self.score_groups = score_groups(device)
         self._planned: tuple[object, list[DeviceChunk]] | None = None
         self.decode_table = decode_table(build_lut(device), self.tuning.hopper)
 
@@ -47,7 +48,9 @@ class TritonBackend:
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative
         one."""
-        insert_keys(keys.contiguous(), pages, slots.contiguous(), self.tuning.ptx)
+        insert_keys(
+            keys.contiguous(), pages, slots.contiguous(), ptx=self.tuning.ptx, hopper=self.tuning.hopper
+        )
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
@@ -63,7 +66,7 @@ class TritonBackend:
             self.score_prefill(batch.subset(many), scores)
         if few:
             starts = [request.query_start for request in few]
-            self._decode(batch, few, starts, scores, None)
+            self._decode(batch, few, starts, scores, grouped=False)
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
@@ -86,7 +89,7 @@ class TritonBackend:
 
     def _select_prefill(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         keys: torch.Tensor | None = None
-        for chunk in self.chunks(batch):
+        for chunk in self.chunks(batch, self.score_groups):
             keys = self.dequantized(batch, chunk, keys)
             scores, maxima, row_info = self.score_buffers(chunk)
             self.score_chunk(batch, chunk, keys, scores, maxima, row_info)
@@ -100,18 +103,17 @@ class TritonBackend:
             starts: list[int] = []
             rows = 0
             for request in requests:
-                if starts and (rows + request.query_len * batch.num_heads) * groups > SCORE_GROUPS:
+                if starts and (rows + request.query_len * batch.num_heads) * groups > self.score_groups:
                     break
                 starts.append(rows // batch.num_heads)
                 rows += request.query_len * batch.num_heads
             taken, requests = requests[: len(starts)], requests[len(starts) :]
             scores = self.buffers.take("scores", (groups, rows, GROUP_BLOCKS), torch.float32)
-            row_info = self.buffers.take("row info", (2, rows), torch.int32)
-            self._decode(batch, taken, starts, scores, row_info)
-            select_grouped(scores, None, row_info[0], row_info[1], rows, block_ids, order)
+            decoded = self._decode(batch, taken, starts, scores, grouped=True)
+            select_decoded(scores, decoded, block_ids, order, pdl=self.tuning.hopper)
 
-    def chunks(self, batch: ScoreBatch, max_score_groups: int | None = SCORE_GROUPS) -> list[DeviceChunk]:
-        """The parts that a call is run in; the default limit is that of :meth:`score_buffers`.
+    def chunks(self, batch: ScoreBatch, max_score_groups: int | None) -> list[DeviceChunk]:
+        """The parts that a call is run in; those of a selection keep at most ``self.score_groups``.
 
         The last plan is kept, on the device: the layers of a model make the same call one after another.
         """
@@ -185,24 +187,28 @@ class TritonBackend:
         requests: list[Request],
         out_starts: list[int],
         scores: torch.Tensor,
-        row_info: torch.Tensor | None,
-    ) -> None:
+        *,
+        grouped: bool,
+    ) -> DecodeRows:
         blocks = sum(request.num_blocks for request in requests)
         tuning = self.tuning.decode
+        table_rows, *arrays = request_rows(requests, out_starts, self.device)
+        rows = DecodeRows(*arrays, max(request.query_len for request in requests))
         score_requests(
             batch.q.view(torch.uint8),
             batch.pages,
             batch.block_table,
             self.decode_table,
-            *request_rows(requests, out_starts, self.device),
+            table_rows,
+            rows,
             scores=scores,
-            row_info=row_info,
-            max_queries=max(request.query_len for request in requests),
+            grouped=grouped,
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
             exact=self.precision == "exact",
-            programs=min(blocks, self.tuning.multiprocessors * tuning.programs_per_multiprocessor),
+            programs=tuning.programs(self.tuning.multiprocessors, blocks),
             tuning=tuning,
             ptx=self.tuning.ptx,
             hopper=self.tuning.hopper,
         )
+        return rows

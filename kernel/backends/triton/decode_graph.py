@@ -13,7 +13,7 @@ from kernel.backends.base import Order
 from kernel.backends.triton.backend import TritonBackend
 from kernel.backends.triton.plan import GROUP_BLOCKS
 from kernel.backends.triton.score_decode import MAX_ROWS, score_requests
-from kernel.backends.triton.topk import select_grouped
+from kernel.backends.triton.topk import DecodeRows, select_decoded
 from kernel.checks import check_forced_blocks, check_order, check_tensor, check_topk
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError
@@ -90,23 +90,23 @@ class DecodeGraph:
             raise InvalidArgumentError("q.shape", tuple(q.shape), "an empty step", "capture one of some rows")
         self._backend = backend
         self._q, self._pages, self._block_table = q, as_pages(pages), block_table
-        self._cu_seqlens_q, self._seq_lens = cu_seqlens_q, seq_lens
-        self._max_queries, self._order = max_queries, order
+        self._order = order
         self._forced = (init_blocks, local_blocks)
         groups = -(-block_table.shape[1] // GROUP_BLOCKS)
         self._scores = torch.empty((groups, rows, GROUP_BLOCKS), dtype=torch.float32, device=device)
-        self._row_info = torch.arange(rows, dtype=torch.int32, device=device).repeat(2, 1)
         self._table_rows = torch.arange(batch, dtype=torch.int32, device=device)
+        starts = cu_seqlens_q[:-1]
+        self._rows = DecodeRows(starts, cu_seqlens_q[1:], seq_lens, starts, max_queries)
         self.block_ids = torch.empty((heads, q.shape[0], topk), dtype=torch.int32, device=device)
 
         side = torch.cuda.Stream(device)
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
-            self._step()  # compiles what is to be captured
+            self.enqueue()  # compiles what is to be captured
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
-            self._step()
+            self.enqueue()
 
     def replay(self) -> torch.Tensor:
         """Run the step on what the buffers hold now; ``block_ids`` is valid once the current stream gets
@@ -114,30 +114,24 @@ class DecodeGraph:
         self._graph.replay()
         return self.block_ids
 
-    def _step(self) -> None:
+    def enqueue(self) -> None:
+        """Queue the step on the current stream, for a caller who captures it in a graph of its own."""
         tuning = self._backend.tuning
-        num_blocks, row_ids = self._row_info
-        num_blocks.zero_()  # rows of no request select nothing
-        starts = self._cu_seqlens_q[:-1]
         score_requests(
             self._q.view(torch.uint8),
             self._pages,
             self._block_table,
             self._backend.decode_table,
             self._table_rows,
-            starts,
-            self._cu_seqlens_q[1:],
-            self._seq_lens,
-            starts,
+            self._rows,
             self._scores,
-            self._row_info,
-            max_queries=self._max_queries,
+            grouped=True,
             init_blocks=self._forced[0],
             local_blocks=self._forced[1],
             exact=self._backend.precision == "exact",
-            programs=tuning.multiprocessors * tuning.decode.programs_per_multiprocessor,
+            programs=tuning.decode.programs(tuning.multiprocessors, self._block_table.numel()),
             tuning=tuning.decode,
             ptx=tuning.ptx,
             hopper=tuning.hopper,
         )
-        select_grouped(self._scores, None, num_blocks, row_ids, row_ids.shape[0], self.block_ids, self._order)
+        select_decoded(self._scores, self._rows, self.block_ids, self._order, pdl=tuning.hopper)

@@ -88,12 +88,19 @@ def _insert_kernel(
     tl.store((page + 8192 + token * 8)[:, None] + tl.arange(0, 8)[None, :], octets.to(tl.uint8), mask=written)
 
 
-def insert_keys(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, ptx: bool) -> None:
+def insert_keys(
+    keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, *, ptx: bool, hopper: bool
+) -> None:
     """See :meth:`kernel.backends.base.Backend.insert`. ``keys`` and ``slots`` are contiguous.
 
-    ``ptx``: whether the device executes PTX.
+    ``ptx``: whether the device executes PTX; ``hopper``: whether it is of compute capability 9.0.
     """
     if not keys.shape[0]:
+        return
+    if hopper and keys.dtype == torch.bfloat16:
+        from kernel.backends.triton.hopper.insert import insert_bfloat16
+
+        insert_bfloat16(keys, pages, slots)
         return
     _insert_kernel[(triton.cdiv(keys.shape[0], _KEYS),)](
         keys,

@@ -1,7 +1,8 @@
-"""Sorting networks over 16 (score, id) items that lie in registers, an item of every row at a time.
+"""Sorting networks over 16 scores, or (score, id) items, that lie in registers, an item of every row at a time.
 
-A comparator looks at the score first and at the id where scores are equal (the lower id is better), so the
-result does not depend on the order of steps. Scores must not be NaN.
+A comparator of items looks at the score first and at the id where scores are equal (the lower id is better),
+so the result does not depend on the order of steps: seven instructions. One of scores alone is a maximum and
+a minimum. Scores must not be NaN.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ _SORT = tl.constexpr(_odd_even_merge_sort(WIDTH))
 _SORT_SIZE = tl.constexpr(len(_SORT.value) // 2)
 _MERGE = tl.constexpr(_bitonic_merge(WIDTH))
 _MERGE_SIZE = tl.constexpr(len(_MERGE.value) // 2)
+COLUMN = tl.constexpr((0, 8, 2, 10, 4, 12, 6, 14, 1, 9, 3, 11, 5, 13, 7, 15))
+"""The columns that :func:`columns` returns, in its order."""
 
 
 @triton.jit
@@ -70,6 +73,25 @@ def merged(best, best_ids, scores, ids):
     for c in tl.static_range(_MERGE_SIZE):
         best, best_ids = _exchange(best, best_ids, _MERGE[2 * c], _MERGE[2 * c + 1])
     return best, best_ids
+
+
+@triton.jit
+def _exchange_scores(scores, I: tl.constexpr, J: tl.constexpr):
+    """Put the higher of two scores at place I and the other at J."""
+    higher, lower = tl.maximum(scores[I], scores[J]), tl.minimum(scores[I], scores[J])
+    return scores[:I] + (higher,) + scores[I + 1 : J] + (lower,) + scores[J + 1 :]
+
+
+@triton.jit
+def best_scores(best, scores):
+    """The 16 highest of a sorted list and an unsorted one, sorted."""
+    for c in tl.static_range(_SORT_SIZE):
+        scores = _exchange_scores(scores, _SORT[2 * c], _SORT[2 * c + 1])
+    for i in tl.static_range(16):
+        best = best[:i] + (tl.maximum(best[i], scores[15 - i]),) + best[i + 1 :]
+    for c in tl.static_range(_MERGE_SIZE):
+        best = _exchange_scores(best, _MERGE[2 * c], _MERGE[2 * c + 1])
+    return best
 
 
 @triton.jit

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernel.backends.triton.e4m3 import page_keys, permuted_dim, product_scale, widened
+from kernel.backends.triton.topk import DecodeRows
 from kernel.backends.triton.tuning import DecodeTuning
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
@@ -63,13 +64,12 @@ def _decode_kernel(
     out_starts_ptr,
     lut_ptr,
     scores_ptr,
-    row_info_ptr,
     head_stride,
     token_stride,
     group_stride,
-    rows_total,
     columns,
     batch,
+    max_queries,
     init_blocks,
     local_blocks,
     H: tl.constexpr,
@@ -99,7 +99,7 @@ def _decode_kernel(
     for r in range(first, tl.where(line_begin < line_end, last + 1, first)):
         blocks_before = tl.sum(tl.where(request < r, all_blocks, 0), 0)
         query_start = tl.load(query_starts_ptr + r)
-        num_rows = min((tl.load(query_ends_ptr + r) - query_start) * H, N)
+        num_rows = min(tl.load(query_ends_ptr + r) - query_start, max_queries) * H
         seq_len = tl.load(seq_lens_ptr + r)
         request_blocks = min((seq_len + 127) // 128, table_columns)
         table_row_ptr = table_ptr + tl.load(table_rows_ptr + r).to(tl.int64) * table_stride
@@ -113,11 +113,6 @@ def _decode_kernel(
         valid = row < num_rows
         token = tl.load(out_starts_ptr + r) + row // H
         out = scores_ptr + (row % H).to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
-        if GROUPED:
-            if begin == 0:
-                out_row = token * H + row % H
-                tl.store(row_info_ptr + out_row, num_blocks, mask=valid)
-                tl.store(row_info_ptr + rows_total + out_row, query_start * H + row, mask=valid)
         for block in tl.range(begin, end, num_stages=STAGES):
             codes, scales = _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block)
             keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
@@ -159,14 +154,10 @@ def score_requests(
     block_table: torch.Tensor,
     lut: torch.Tensor,
     table_rows: torch.Tensor,
-    query_starts: torch.Tensor,
-    query_ends: torch.Tensor,
-    seq_lens: torch.Tensor,
-    out_starts: torch.Tensor,
+    rows: DecodeRows,
     scores: torch.Tensor,
-    row_info: torch.Tensor | None,
     *,
-    max_queries: int,
+    grouped: bool,
     init_blocks: int,
     local_blocks: int,
     exact: bool,
@@ -183,15 +174,11 @@ def score_requests(
         block_table: ``[rows, max_blocks]`` int32.
         lut: see :func:`decode_table`.
         table_rows: ``[n]`` int32, each request's row of the block table.
-        query_starts: ``[n]`` int32, each request's first row of ``q``.
-        query_ends: ``[n]`` int32, the row of ``q`` past its last.
-        seq_lens: ``[n]`` int32.
-        out_starts: ``[n]`` int32, each request's first token in the output.
+        rows: each request's first row of ``q``, the row past its last, its length and its first token in the
+            output; most queries of a request, times H at most 64.
         scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is
-        written; with
-            ``row_info``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
-        row_info: ``[2, rows]`` int32, contiguous: each row's ``nb``, and its number in ``q``.
-        max_queries: most queries of a request; times H at most 64.
+            written; with ``grouped``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
+        grouped: how the scores lie.
         init_blocks: blocks forced at a row's start.
         local_blocks: blocks forced at a row's end.
         exact: precision.
@@ -201,44 +188,50 @@ def score_requests(
         hopper: whether to use the kernel for compute capability 9.0.
     """
     num_heads = q.shape[1]
-    grouped = row_info is not None
     line = (
         block_table,
         block_table.stride(0),
         block_table.shape[1],
         table_rows,
-        query_starts,
-        query_ends,
-        seq_lens,
+        rows.query_starts,
+        rows.query_ends,
+        rows.seq_lens,
     )
+    num_heads, batch = q.shape[1], rows.seq_lens.shape[0]
     outputs = (
         scores,
-        row_info if grouped else seq_lens,
-        16 if grouped else scores.stride(0),
-        16 * num_heads if grouped else scores.stride(1),
+        scores.stride(1) if grouped else scores.stride(0),
+        num_heads * scores.stride(1) if grouped else scores.stride(1),
         scores.stride(0) if grouped else 16,
-        scores.shape[1] if grouped else 0,
         scores.shape[0] * 16 if grouped else scores.shape[2],
-        seq_lens.shape[0],
+        batch,
+        rows.max_queries,
         init_blocks,
         local_blocks,
     )
     options = {
         "H": num_heads,
-        "N": max(8 if hopper else 16, triton.next_power_of_2(max_queries * num_heads)),
-        "BATCH": triton.next_power_of_2(seq_lens.shape[0]),
+        "N": max(8 if hopper else 16, triton.next_power_of_2(rows.max_queries * num_heads)),
+        "BATCH": triton.next_power_of_2(batch),
         "GROUPED": grouped,
         "EXACT": exact,
+        "STAGES": tuning.stages,
         "num_warps": tuning.warps,
     }
-    cache = (q, pages, pages.stride(0), pages.shape[0])
     if hopper:
-        from kernel.backends.triton.hopper.score_decode import decode_kernel
+        from kernel.backends.triton.hopper.score_decode import ROW_BYTES, decode_kernel
 
+        cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
         decode_kernel[(programs,)](
-            *cache, *line, out_starts, lut, *outputs, **options, PAGES=tuning.stages, maxnreg=tuning.registers
+            *cache,
+            *line,
+            rows.out_starts,
+            lut,
+            ROW_BYTES,
+            *outputs,
+            **options,
+            maxnreg=tuning.registers,
         )
     else:
-        _decode_kernel[(programs,)](
-            *cache, *line, out_starts, lut, *outputs, **options, PTX=ptx, STAGES=tuning.stages
-        )
+        cache = (q, pages, pages.stride(0), pages.shape[0])
+        _decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, PTX=ptx)

@@ -1,210 +1,47 @@
-"""Top-k of block scores.
+"""Top-k of block scores: which kernel, and its launch.
 
-Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best groups by maximum (ties by
-lower
+Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best groups by maximum (ties by lower
 group, and lower groups hold lower ids), so for k up to 16 a row reads its maxima and 16 groups of 64 bytes,
-whatever its length. Two kernels:
+whatever its length.
 
-    many rows   a thread a row, sorting networks in registers: 16 maxima at a time are sorted and merged with
-                the 16 best so far; then the same with the scores of each of those 16 groups
-    few rows    a program a row, the whole row in registers, its maximum taken k times (also for k above 16)
+    many rows   :mod:`kernel.backends.triton.topk_many`: a thread a row
+    few rows    :mod:`kernel.backends.triton.topk_few`: a program a row (also for k above 16)
 
-Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 10 us at 4.3 TB/s. The networks
-take about 1,000 instructions for 16 items of 32 rows: 20 of them are 650 a row, 25 us on 132 multiprocessors.
+Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 10 us at 4.3 TB/s.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
-import triton.language as tl
 
 from kernel.backends.base import Order
-from kernel.backends.triton.networks import WIDTH, ascending, columns, merged
+from kernel.backends.triton.networks import WIDTH
+from kernel.backends.triton.topk_few import few_rows_kernel
+from kernel.backends.triton.topk_many import LIST_ENTRIES, many_rows_kernel, maxima_kernel
 
-NETWORK_ROWS = 1024
+MANY_ROWS = 1024
 """Rows from which on a thread a row is faster than a program a row."""
 _ROWS = 32
-_LAST_ID = tl.constexpr(2**31 - 1)
-_NO_KEY = tl.constexpr(-(2**63))
 
 
-@triton.jit
-def _cleaned(scores):
-    """NaN counts as -inf, and -0.0 as +0.0."""
-    return tl.where(scores == scores, scores, float("-inf")) + 0.0
+@dataclass(frozen=True)
+class DecodeRows:
+    """Whose the rows of a decode step's scores are, each ``[n]`` int32; see
+    :func:`kernel.backends.triton.score_decode.score_requests`. Rows of no request are selected nothing for."""
 
-
-@triton.jit
-def _row_addresses(
-    row,
-    num_blocks_ptr,
-    row_ids_ptr,
-    total_q,
-    head_stride,
-    token_stride,
-    H: tl.constexpr,
-    GROUPED: tl.constexpr,
-    valid,
-):
-    """A row's blocks, the offset of its first score, its head and its token."""
-    if GROUPED:
-        nb = tl.load(num_blocks_ptr + row, mask=valid, other=0)
-        q_row = tl.load(row_ids_ptr + row, mask=valid, other=0)
-        return nb, row.to(tl.int64) * 16, q_row % H, q_row // H
-    head, token = row // total_q, row % total_q
-    nb = tl.load(num_blocks_ptr + token, mask=valid, other=0)
-    return nb, head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride, head, token
-
-
-@triton.jit
-def _maxima_kernel(
-    scores_ptr,
-    num_blocks_ptr,
-    maxima_ptr,
-    rows_total,
-    total_q,
-    head_stride,
-    token_stride,
-    ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    valid = row < rows_total
-    head, token = row // total_q, row % total_q
-    nb = tl.load(num_blocks_ptr + token, mask=valid, other=0)
-    first = tl.program_id(1) * GROUPS * 16
-    if first < tl.max(nb, 0):
-        block = first + tl.arange(0, GROUPS * 16)
-        start = scores_ptr + head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
-        seen = block[None, :] < nb[:, None]
-        scores = _cleaned(tl.load(start[:, None] + block[None, :], mask=seen, other=float("-inf")))
-        maxima = tl.max(scores.reshape(ROWS, GROUPS, 16), 2)
-        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-        cells = maxima_ptr + group.to(tl.int64)[None, :] * rows_total + row[:, None]
-        tl.store(cells, maxima, mask=valid[:, None] & (group * 16 < tl.max(nb, 0))[None, :])
-
-
-@triton.jit
-def _network_kernel(
-    scores_ptr,
-    maxima_ptr,
-    num_blocks_ptr,
-    row_ids_ptr,
-    ids_ptr,
-    rows_total,
-    total_q,
-    head_stride,
-    token_stride,
-    group_stride,
-    ids_head_stride,
-    ids_token_stride,
-    ids_stride,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    BY_BLOCK: tl.constexpr,
-    GROUPED: tl.constexpr,
-    PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    valid = row < rows_total
-    nb, start, head, token = _row_addresses(
-        row, num_blocks_ptr, row_ids_ptr, total_q, head_stride, token_stride, H, GROUPED, valid
-    )
-    num_groups = (nb + 15) // 16
-    none = (tl.full((ROWS,), float("-inf"), tl.float32),) * 16
-    no_ids = (tl.full((ROWS,), _LAST_ID, tl.int32),) * 16
-
-    best, best_ids = none, no_ids
-    for group in tl.range(0, tl.max(num_groups, 0), 16):
-        scores = ()
-        ids = ()
-        for j in tl.static_range(16):
-            seen = group + j < num_groups
-            cells = maxima_ptr + (group + j) * tl.cast(rows_total, tl.int64) + row
-            scores = scores + (tl.load(cells, mask=seen, other=float("-inf")),)
-            ids = ids + (tl.where(seen, group + j, _LAST_ID),)
-        best, best_ids = merged(best, best_ids, scores, ids)
-
-    groups = best_ids
-    best, best_ids = none, no_ids
-    slots = tl.arange(0, 16)
-    for _ in tl.range(0, tl.minimum(tl.max(num_groups, 0), 16)):
-        chosen = groups[0]
-        groups = groups[1:] + (groups[0],)
-        seen = (chosen != _LAST_ID)[:, None]
-        block = chosen[:, None] * 16 + slots[None, :]
-        cells = scores_ptr + start[:, None] + chosen.to(tl.int64)[:, None] * group_stride + slots[None, :]
-        if not PADDED:
-            seen = seen & (block < nb[:, None])
-        scores = tl.load(cells, mask=seen, other=float("-inf"))
-        if not GROUPED:
-            scores = tl.where(block < nb[:, None], _cleaned(scores), float("-inf"))
-        ids = tl.where(seen, block, _LAST_ID)
-        best, best_ids = merged(best, best_ids, columns(scores, ROWS), columns(ids, ROWS))
-
-    ids = ()
-    for j in tl.static_range(16):
-        ids = ids + (tl.where((best_ids[j] < nb) & (j < K), best_ids[j], _LAST_ID),)
-    if BY_BLOCK:
-        ids = ascending(ids)
-    out = ids_ptr + head.to(tl.int64) * ids_head_stride + token.to(tl.int64) * ids_token_stride
-    for j in tl.static_range(K):
-        tl.store(out + j * ids_stride, tl.where(ids[j] == _LAST_ID, -1, ids[j]), mask=valid)
-
-
-@triton.jit
-def _row_kernel(
-    scores_ptr,
-    num_blocks_ptr,
-    row_ids_ptr,
-    ids_ptr,
-    total_q,
-    head_stride,
-    token_stride,
-    group_stride,
-    ids_head_stride,
-    ids_token_stride,
-    ids_stride,
-    k,
-    H: tl.constexpr,
-    BY_BLOCK: tl.constexpr,
-    GROUPED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    PLACES: tl.constexpr,
-):
-    row = tl.program_id(0)
-    nb, start, head, token = _row_addresses(
-        row, num_blocks_ptr, row_ids_ptr, total_q, head_stride, token_stride, H, GROUPED, True
-    )
-    block = tl.arange(0, BLOCKS)
-    cells = scores_ptr + start + (block // 16).to(tl.int64) * group_stride + block % 16
-    scores = _cleaned(tl.load(cells, mask=block < nb, other=float("-inf")))
-    # A float's bits as an integer that sorts like it, above the id's complement: one maximum finds both.
-    bits = scores.to(tl.int32, bitcast=True)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    keys = (ordered.to(tl.int64) << 32) | (block ^ _LAST_ID).to(tl.int64)
-    keys = tl.where(block < nb, keys, _NO_KEY)
-    place = tl.arange(0, PLACES)
-    ids = tl.full((PLACES,), _LAST_ID, tl.int32)
-    for i in range(tl.minimum(k, nb)):
-        best = tl.max(keys, 0)
-        keys = tl.where(keys == best, _NO_KEY, keys)
-        ids = tl.where(place == i, (best & 0x7FFFFFFF).to(tl.int32) ^ _LAST_ID, ids)
-    where = place
-    if BY_BLOCK:
-        before = (ids[None, :] < ids[:, None]) | (
-            (ids[None, :] == ids[:, None]) & (place[None, :] < place[:, None])
-        )
-        where = tl.sum(before.to(tl.int32), 1)
-    out = ids_ptr + head.to(tl.int64) * ids_head_stride + token.to(tl.int64) * ids_token_stride
-    tl.store(out + where * ids_stride, tl.where(ids == _LAST_ID, -1, ids), mask=where < k)
+    query_starts: torch.Tensor
+    query_ends: torch.Tensor
+    seq_lens: torch.Tensor
+    out_starts: torch.Tensor
+    max_queries: int
 
 
 def select_grouped(
     scores: torch.Tensor,
-    maxima: torch.Tensor | None,
+    maxima: torch.Tensor,
     num_blocks: torch.Tensor,
     row_ids: torch.Tensor,
     rows: int,
@@ -215,7 +52,7 @@ def select_grouped(
 
     Args:
         scores: ``[groups, rows, 16]`` float32, contiguous; ``-inf`` past a row's blocks.
-        maxima: ``[groups, rows]`` float32, contiguous; None: a program a row, which needs none.
+        maxima: ``[groups, rows]`` float32, contiguous.
         num_blocks: ``[rows]`` int32.
         row_ids: ``[rows]`` int32, ``token * H + head`` of each row.
         rows: rows to select for.
@@ -223,29 +60,41 @@ def select_grouped(
         order: see :data:`kernel.backends.base.Order`.
     """
     strides = (scores.stride(1), 0, scores.stride(0), *block_ids.stride())
-    heads, _, k = block_ids.shape
-    if maxima is not None and k <= WIDTH and rows >= NETWORK_ROWS:
-        _network_kernel[(triton.cdiv(rows, _ROWS),)](
-            scores,
-            maxima,
-            num_blocks,
-            row_ids,
-            block_ids,
-            rows,
-            1,
-            *strides,
-            H=heads,
-            K=k,
-            BY_BLOCK=order == "block",
-            GROUPED=True,
-            PADDED=True,
-            ROWS=_ROWS,
-            num_warps=1,
-        )
+    if block_ids.shape[2] <= WIDTH and rows >= MANY_ROWS:
+        _launch_many(rows, scores, maxima, num_blocks, row_ids, block_ids, 1, strides, order, True, True)
     else:
-        _launch_rows(
-            rows, scores, num_blocks, row_ids, block_ids, 1, strides, scores.shape[0] * 16, order, True
-        )
+        width = scores.shape[0] * 16
+        requests = (num_blocks, row_ids, row_ids, row_ids, row_ids)
+        _launch_few(rows, scores, requests, block_ids, width, 1, strides, order, True)
+
+
+def select_decoded(
+    scores: torch.Tensor, rows: DecodeRows, block_ids: torch.Tensor, order: Order, *, pdl: bool
+) -> None:
+    """Select from scores in groups, as :func:`kernel.backends.triton.score_decode.score_requests` leaves them.
+
+    Args:
+        scores: ``[groups, rows, 16]`` float32, contiguous.
+        rows: whose they are.
+        block_ids: ``[H, total_q, k]`` int32, the cells of those rows are written.
+        order: see :data:`kernel.backends.base.Order`.
+        pdl: whether the device starts this kernel's programs while the previous kernel ends.
+    """
+    strides = (scores.stride(1), 0, scores.stride(0), *block_ids.stride())
+    requests = (rows.query_starts, rows.query_starts, rows.query_ends, rows.seq_lens, rows.out_starts)
+    _launch_few(
+        scores.shape[1],
+        scores,
+        requests,
+        block_ids,
+        scores.shape[0] * 16,
+        1,
+        strides,
+        order,
+        True,
+        max_queries=rows.max_queries,
+        pdl=pdl,
+    )
 
 
 def select_scores(
@@ -260,59 +109,96 @@ def select_scores(
         block_ids.fill_(-1)
         return
     strides = (scores.stride(0), scores.stride(1), 16, *block_ids.stride())
-    if k <= WIDTH and rows >= NETWORK_ROWS:
+    if k <= WIDTH and rows >= MANY_ROWS:
         groups = triton.cdiv(width, 16)
         maxima = torch.empty((groups, rows), dtype=torch.float32, device=scores.device)
-        _maxima_kernel[(triton.cdiv(rows, 32), triton.cdiv(groups, 16))](
+        maxima_kernel[(triton.cdiv(rows, 32), triton.cdiv(groups, 16))](
             scores, num_blocks, maxima, rows, total_q, *strides[:2], ROWS=32, GROUPS=16, num_warps=8
         )
-        _network_kernel[(triton.cdiv(rows, _ROWS),)](
-            scores,
-            maxima,
-            num_blocks,
-            num_blocks,
-            block_ids,
-            rows,
-            total_q,
-            *strides,
-            H=heads,
-            K=k,
-            BY_BLOCK=order == "block",
-            GROUPED=False,
-            PADDED=width % 16 == 0,
-            ROWS=_ROWS,
-            num_warps=1,
+        padded = width % 16 == 0
+        _launch_many(
+            rows, scores, maxima, num_blocks, num_blocks, block_ids, total_q, strides, order, False, padded
         )
     else:
-        _launch_rows(rows, scores, num_blocks, num_blocks, block_ids, total_q, strides, width, order, False)
+        _launch_few(rows, scores, (num_blocks,) * 5, block_ids, width, total_q, strides, order, False)
 
 
-def _launch_rows(
+def _launch_many(
     rows: int,
     scores: torch.Tensor,
+    maxima: torch.Tensor,
     num_blocks: torch.Tensor,
     row_ids: torch.Tensor,
     block_ids: torch.Tensor,
     total_q: int,
     strides: tuple[int, ...],
-    width: int,
     order: Order,
     grouped: bool,
+    padded: bool,
 ) -> None:
     heads, _, k = block_ids.shape
-    blocks = max(64, triton.next_power_of_2(width))
-    _row_kernel[(rows,)](
+    groups = torch.empty((WIDTH, rows), dtype=torch.int32, device=scores.device)
+    entries = torch.empty((LIST_ENTRIES, rows), dtype=torch.int64, device=scores.device)
+    many_rows_kernel[(triton.cdiv(rows, _ROWS),)](
         scores,
+        maxima,
         num_blocks,
         row_ids,
+        groups,
+        entries,
         block_ids,
+        rows,
         total_q,
         *strides,
         k,
         H=heads,
         BY_BLOCK=order == "block",
         GROUPED=grouped,
-        BLOCKS=blocks,
+        PADDED=padded,
+        ROWS=_ROWS,
+        num_warps=1,
+    )
+
+
+def _launch_few(
+    rows: int,
+    scores: torch.Tensor,
+    requests: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    block_ids: torch.Tensor,
+    width: int,
+    total_q: int,
+    strides: tuple[int, ...],
+    order: Order,
+    grouped: bool,
+    *,
+    max_queries: int = 0,
+    pdl: bool = False,
+) -> None:
+    heads, _, k = block_ids.shape
+    groups = max(16, triton.next_power_of_2(triton.cdiv(width, 16)))
+    listed = 64 if k <= WIDTH else 128
+    entries = torch.empty((rows, listed), dtype=torch.int64, device=scores.device)
+    batch = requests[4].shape[0] if max_queries else 0
+    few_rows_kernel[(rows,)](
+        scores,
+        *requests,
+        entries,
+        block_ids,
+        width,
+        total_q,
+        *strides,
+        k,
+        batch,
+        max_queries,
+        H=heads,
+        BY_BLOCK=order == "block",
+        GROUPED=grouped,
+        BATCH=triton.next_power_of_2(batch) if batch else 0,
+        GROUPS=groups,
+        PARTS=min(groups, 64) if k <= WIDTH else groups,
         PLACES=triton.next_power_of_2(k),
-        num_warps=min(16, max(1, blocks // 256)),
+        LISTED=listed,
+        PDL=pdl,
+        num_warps=4 if groups <= 64 else 8 if groups <= 256 else 16,
+        **({"launch_pdl": True} if pdl else {}),
     )

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 
 
+_MANY_PAGES = 16
+"""Pages of a program beside which its start is short."""
+
+
 @dataclass(frozen=True)
 class PrefillTuning:
     """How a prefill tile is run."""
@@ -28,6 +32,14 @@ class DecodeTuning:
     programs_per_multiprocessor: int
     registers: int | None = None
     """Most registers of a thread; None: the compiler's choice."""
+    rounds: int = 1
+    """Times that many programs are launched where each has many pages: they end at different times."""
+
+    def programs(self, multiprocessors: int, blocks: int) -> int:
+        """Programs to launch for a line of at most so many blocks."""
+        at_once = multiprocessors * self.programs_per_multiprocessor
+        rounds = min(self.rounds, blocks // (_MANY_PAGES * at_once))
+        return max(1, min(blocks, at_once * max(1, rounds)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ def tuning_for(device: torch.device) -> Tuning:
     if capability == (9, 0):
         exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
         fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
-        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 8, 128))
+        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 5, 96, rounds=2))
     ptx = capability >= (8, 9)
     exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
     fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)
