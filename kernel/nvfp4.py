@@ -110,31 +110,46 @@ def dequantize(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return values.flatten(-2)
 
 
+def _quantize_tokens(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    groups = keys.float().reshape(-1, GROUPS, GROUP_DIMS)
+    indices, scales = _indices_and_scales(groups.abs(), 6.0)
+    return _packed(indices, groups), scales.view(torch.uint8)
+
+
 def _four_over_six(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales by amax/6, or by amax/4 in groups whose largest error that makes smaller."""
-    by_six, by_four = _quantize_tokens(keys), _quantize_tokens(keys, 4.0)
-    wanted = keys.double().view(-1, GROUPS, GROUP_DIMS)
-    errors = [
-        (dequantize(*written).double().view(wanted.shape) - wanted).abs().amax(-1)
-        for written in (by_six, by_four)
-    ]
-    better = errors[1] < errors[0]
-    group_bytes = TOKEN_CODE_BYTES // GROUPS
-    codes = torch.where(better.repeat_interleave(group_bytes, dim=1), by_four[0], by_six[0])
-    return codes, torch.where(better, by_four[1], by_six[1])
-
-
-def _quantize_tokens(keys: torch.Tensor, top: float = 6.0) -> tuple[torch.Tensor, torch.Tensor]:
     groups = keys.float().reshape(-1, GROUPS, GROUP_DIMS)
     magnitudes = groups.abs()
+    six, four = (_indices_and_scales(magnitudes, top) for top in (6.0, 4.0))
+    better = _largest_errors(magnitudes, *four) < _largest_errors(magnitudes, *six)
+    indices = torch.where(better.unsqueeze(-1), four[0], six[0])
+    scales = torch.where(better, four[1].view(torch.uint8), six[1].view(torch.uint8))
+    return _packed(indices, groups), scales
+
+
+def _indices_and_scales(magnitudes: torch.Tensor, top: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices ``[n, 8, 16]`` uint8 and scales ``[n, 8]`` E4M3 if amax is scaled to ``top``, 6 or 4."""
     # float32 division is exact enough: next to a midpoint m of two E4M3 values, amax / 6 differs from m by at
-    # least 2/3 of m's last place, so it never rounds onto m.
+    # least 2/3 of m's last place, so it never rounds onto m. Division by 4 is exact.
     scales = (magnitudes.amax(-1) / top).clamp(MIN_SCALE, E4M3_MAX).to(torch.float8_e4m3fn)
     # Exact products: 3 significant bits times 4.
     limits = scales.float().unsqueeze(-1)
-    codes = torch.zeros(groups.shape, dtype=torch.uint8, device=keys.device)
+    indices = torch.zeros(magnitudes.shape, dtype=torch.uint8, device=magnitudes.device)
     for threshold in CODE_THRESHOLDS:
-        codes += magnitudes > limits * threshold
-    codes |= (groups < 0).to(torch.uint8) << 3
+        indices += magnitudes > limits * threshold
+    return indices, scales
+
+
+def _largest_errors(magnitudes: torch.Tensor, indices: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """``[n, 8]`` float64, of each group's keys as they are scored."""
+    table = torch.tensor(E2M1_MAGNITUDES, dtype=torch.float32, device=indices.device)
+    scored = e4m3_rne_satfinite(table[indices.long()] * scales.float().unsqueeze(-1)).float()
+    return (scored.double() - magnitudes.double()).abs().amax(-1)
+
+
+def _packed(indices: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """Codes ``[n, 64]`` uint8 of magnitude indices and the signs of ``groups``."""
+    codes = indices | (groups < 0).to(torch.uint8) << 3
     pairs = codes.reshape(-1, HEAD_DIM // 2, 2)
-    return pairs[..., 0] | (pairs[..., 1] << 4), scales.view(torch.uint8)
+    packed: torch.Tensor = pairs[..., 0] | (pairs[..., 1] << 4)
+    return packed

@@ -21,19 +21,24 @@ MAKE = f"""
 import sys
 import numpy as np
 import torch
-from indexer import IndexScorer, IndexerConfig, capture
+from indexer import capture
 
 blocks, requests = {CONTEXT} // 128, {REQUESTS}
 random = np.random.default_rng(0)
 pages = torch.from_numpy(random.integers(0, 256, (blocks * requests, 9216), dtype=np.uint8))
-pages[:, 8192:] = pages[:, 8192:] % 32 + 0x28
+pages[:, 8192:] &= 7  # scales of 2^-9 to 2^-6: noise
 table = torch.from_numpy(random.permutation(blocks * requests).astype(np.int32)).view(requests, blocks)
-queries = torch.from_numpy(random.standard_normal((requests, 4, 128), dtype=np.float32))
+queries = torch.from_numpy(np.abs(random.standard_normal((requests, 4, 128), dtype=np.float32)))
+ids = torch.empty(4, requests, 16, dtype=torch.int32)
+for request in range(requests):
+    bright = np.sort(random.permutation(blocks - 1)[:15])  # positive keys of scale 1, for positive queries
+    places = table[request, bright].long()
+    pages[places, :8192] = 0x22
+    pages[places, 8192:] = 0x38
+    ids[:, request] = torch.tensor([*bright.tolist(), blocks - 1])  # and the local block
+ids[{WRONG_ROW}] = torch.arange(16, dtype=torch.int32) * 500
 starts = torch.arange(requests + 1, dtype=torch.int32)
 lens = torch.full((requests,), {CONTEXT}, dtype=torch.int32)
-scorer = IndexScorer(IndexerConfig(num_index_heads=4, num_pages=0, backend="cpu"))
-ids = scorer.score_paged(queries, pages, table, starts, lens).block_ids
-ids[{WRONG_ROW}] = torch.arange(16, dtype=torch.int32) * 500
 capture(sys.argv[1], queries, pages, table, starts, lens, block_ids=ids, max_bytes=1 << 32)
 """
 VERIFY = """
