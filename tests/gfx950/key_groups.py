@@ -25,7 +25,11 @@ def hard_keys(key_type: KeyType, scales: slice, seed: int = 0) -> torch.Tensor:
     """Keys ``[n, 128]`` of the type; ``scales`` picks from the 126 scales, ascending."""
     dtype = DTYPES[key_type]
     picked = _SCALES[scales]
-    groups = torch.cat([*_on_thresholds(picked, dtype), *_on_midpoints(picked, dtype), *_others(dtype, seed)])
+    thresholds = torch.cat([*_on_thresholds(picked, dtype)])
+    turned = torch.roll(thresholds, 5, dims=1)  # so that every place of a group has every threshold
+    groups = torch.cat(
+        [thresholds, turned, *_on_midpoints(picked, dtype), *_alone(dtype), *_others(dtype, seed)]
+    )
     groups = groups[torch.isfinite(groups).all(1)]  # the largest scales' limits are past float16
     padding = -groups.shape[0] % 8
     return torch.cat([groups, groups.new_zeros(padding, 16)]).reshape(-1, 128)
@@ -34,7 +38,9 @@ def hard_keys(key_type: KeyType, scales: slice, seed: int = 0) -> torch.Tensor:
 def _on_thresholds(scales: Float64Array, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     """Every threshold of a scale, and the next value of the type on either side, with both signs."""
     limits = torch.from_numpy(scales[:, None] * THRESHOLDS).to(dtype)
-    largest = torch.from_numpy(6 * scales[:, None]).to(dtype)
+    exact = torch.from_numpy(6 * scales[:, None]).to(dtype)
+    rounded = torch.from_numpy(6 * (1 + 1 / 32) * scales[:, None]).to(dtype)  # to the same scale
+    largest = torch.where(torch.arange(len(scales))[:, None] % 2 == 1, rounded, exact)
     zero = torch.full_like(largest, -0.0)
     for step in (0, 1, -1):
         values = _stepped(limits, step)
@@ -48,6 +54,12 @@ def _on_midpoints(scales: Float64Array, dtype: torch.dtype) -> Iterator[torch.Te
     for step in (0, 1, -1):
         largest = _stepped(limits, step)
         yield torch.cat([largest / 7, largest / 3, -largest, largest.new_zeros(len(largest), 13)], dim=1)
+
+
+def _alone(dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    """The largest magnitude in each place, of either sign and with any bits; nothing else is near it."""
+    for value in (-1000.0, 1.99, -0.003):
+        yield torch.diag(torch.full((16,), value)).to(dtype)
 
 
 def _others(dtype: torch.dtype, seed: int) -> Iterator[torch.Tensor]:

@@ -159,6 +159,17 @@ def tied_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
         yield Row(f"13 above {length} equal ones, {at}", x)
 
 
+def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
+    """The best columns at every place of a lane's loads."""
+    places = random.permutation(min(length, 2048) // 256 * 4)
+    for first in range(0, places.size, GROUP):
+        x = _normal(random, length) - np.float32(9)
+        slices, columns = np.divmod(places[first : first + GROUP], 4)
+        lanes = random.choice(64, slices.size, replace=False)
+        x[slices * 256 + lanes * 4 + columns] = random.permutation(slices.size)
+        yield Row(f"spread over {length} blocks, {first}", x)
+
+
 def crowded_groups(random: np.random.Generator, best: int) -> Iterator[Row]:
     """Of 64 groups the best stand next to each other, wherever, and the others tie for the places left; or
     all differ, and the best of them hold some of the best columns."""

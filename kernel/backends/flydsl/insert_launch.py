@@ -26,6 +26,9 @@ class InsertLauncher:
     def __call__(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise and scatter; asynchronous on a GPU. See :meth:`kernel.backends.base.Backend.insert`.
 
+        A slot past the pages is skipped like a negative one: to refuse it, its value would have to be waited
+        for.
+
         Raises:
             LaunchError: a HIP call failed; what the slots hold is undefined.
         """

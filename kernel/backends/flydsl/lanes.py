@@ -13,10 +13,10 @@ from flydsl._mlir.dialects import arith, llvm, rocdl
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
+from kernel.backends.flydsl.geometry import LANES
 
 Value: TypeAlias = Any
 
-LANES = 64
 QUAD_XOR1, QUAD_XOR2, QUAD_XOR3 = 0xB1, 0x4E, 0x1B
 """DPP controls: the lane whose number in its quad differs in these bits."""
 ROW_MIRROR, ROW_HALF_MIRROR = 0x140, 0x141

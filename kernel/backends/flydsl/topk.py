@@ -33,7 +33,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl.lanes import LANES
+from kernel.backends.flydsl.geometry import LANES
 from kernel.backends.flydsl.topk_candidates import SLICE, State
 from kernel.backends.flydsl.topk_row import GROUP_CHUNK, QUAD, ROW_CHUNK, Cells, RowSelector, lds_bytes
 from kernel.backends.flydsl.topk_variants import THREADS, WAVES, Variant

@@ -14,7 +14,8 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl.lanes import LANES, Value, ballot, count_lanes, lanes_below, swapped, wave_sync
+from kernel.backends.flydsl.geometry import LANES
+from kernel.backends.flydsl.lanes import Value, ballot, count_lanes, lanes_below, swapped, wave_sync
 from kernel.plan import MAXIMA_BLOCKS
 
 SLICE = 256

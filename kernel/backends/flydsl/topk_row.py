@@ -10,7 +10,8 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl.lanes import LANES, Value, any_lane, ballot, median, of_lane, wave_sync
+from kernel.backends.flydsl.geometry import LANES
+from kernel.backends.flydsl.lanes import Value, any_lane, ballot, median, of_lane, wave_sync
 from kernel.backends.flydsl.topk_candidates import (
     SLICE,
     CandidateList,

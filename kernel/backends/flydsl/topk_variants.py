@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernel.backends.flydsl.geometry import LANES
 from kernel.plan import MAXIMA_BLOCKS
 
-LANES = 64
 NO_GROUP = 1 << 25
 """A group past every row: the 32-bit byte offset of its columns lies behind any row's end."""
 MAX_BLOCKS = (NO_GROUP - 16) * MAXIMA_BLOCKS

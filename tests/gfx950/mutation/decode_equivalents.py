@@ -12,7 +12,38 @@ from kernel.gfx950 import Kernel
 from tests.gfx950.mutation.equivalents import Equivalent, description
 from tests.gfx950.mutation.mutants import Mutant
 
-REVIEWED: tuple[Equivalent, ...] = ()
+REVIEWED = (
+    Equivalent(
+        "a share that begins or ends with a request then looks at one more, of which it has no block",
+        r"compare flipped: (v_cmp_g[te]_i32_e(32 vcc|64 s), s, v -> .*s_bcnt1_i32_b64|"
+        r"v_cmp_gt_i32_e64 s, s, v -> v_cmp_ge_i32_e64 s, s, v; (v_readlane_b32|v_sub_u32_e32)|"
+        r"v_cmp_g[te]_i32_e32 vcc, s, v -> .*s_cselect_b64)",
+    ),
+    Equivalent(
+        "a share of no block then looks at one request, of which it has none",
+        r"compare flipped: s_cmp_(lt_i32 s, s -> s_cmp_le_i32 s, s; v_and_b32_e32 v, 15, v|"
+        r"ge_i32 s, s -> s_cmp_gt_i32 s, s; s_waitcnt lgkmcnt\(0\); s_barrier)",
+    ),
+    Equivalent(
+        "the request past the batch lies behind every share",
+        r"buffer_load_dword v, v, s, 0 offen; compare flipped: v_cmp_gt_u32_e32 vcc, s, v -> .*; "
+        r"s_waitcnt vmcnt\(0\)",
+    ),
+    Equivalent(
+        "a request without keys has no blocks, whether that is told from its length or from its blocks",
+        r"s_min_i32 s, s, s; compare flipped: s_cmp_gt_i32 s, 0 -> s_cmp_ge_i32 s, 0; s_cselect_b32 s, s, 0",
+    ),
+    Equivalent(
+        "the 64th request is then read from memory instead of LDS: the same numbers",
+        r"compare flipped: s_cmp_gt_i32 s, 63 -> s_cmp_ge_i32 s, 63",
+    ),
+    Equivalent(
+        "a row that stands on the first token of the block behind a diagonal has its own score of that one, "
+        "which follows",
+        r"v_permlane16_swap_b32_e32 v, v; compare flipped: v_cmp_gt_i32_e64 s, s, v -> .*; "
+        r"v_max_f32_e32 v, v, v; s_and_b64",
+    ),
+)
 
 
 def reviewed(kernel: Kernel, mutant: Mutant) -> str:

@@ -29,16 +29,21 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         DecodeLaunch("loop", _call([(21 * 128 + 40, 2), (300, 1)], heads, 32), 23),
         DecodeLaunch("forced", _call([(1400, 3), (257, 1), (130, 2)], heads, 33, (3, 2)), 75),
         DecodeLaunch("groups", _call([(40 * 128, 1), (33 * 128 + 1, 2)], heads, 34, (1, 0)), 40, maxima=True),
-        DecodeLaunch("shared", _call([(17 * 128 + 5, 2)], heads, 35), 37, maxima=True),
+        DecodeLaunch("shared", _call([(17 * 128 + 5, 2)], heads, 35, (0, 1)), 37, maxima=True),
         DecodeLaunch("spread", _call([(300, 1), (700, 2), (1, 1)], heads, 36), 7, 1, maxima=True),
         DecodeLaunch("unfilled", _call([(300, 1), (700, 1)], heads, 37), 20, 1, maxima=True, fill=False),
         DecodeLaunch("many requests", _call(_padded(66, 22), heads, 38), 3),
         DecodeLaunch("padding", _call(_padded(400, 66), heads, 39), 4, maxima=True),
         DecodeLaunch("padding inside shares", _call(_padded(400, 66), heads, 41), 4),
+        # The first block that is needed and the last one in each place where a page is requested.
+        *(
+            DecodeLaunch(f"slot {slot}", _call([(512 * (slot + 1) - 3, 1)], heads, 50 + slot, (slot, 1)), 33)
+            for slot in range(8)
+        ),
         # Each request in turn of those that a lane counts may be the first past the batch.
         *(
-            DecodeLaunch(f"{batch} requests", _call(_padded(batch, batch - 2), heads, 42), 2)
-            for batch in range(300, 304)
+            DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)
+            for batch in (64, *range(300, 304))
         ),
         _hostile(heads, maxima=False),
         _hostile(heads, maxima=True),
@@ -61,19 +66,27 @@ def _call(lengths: list[tuple[int, int]], heads: int, seed: int, forced: tuple[i
 
 
 def _padded(batch: int, every: int) -> list[tuple[int, int]]:
-    """Requests of one or two blocks among padding, one of them the last."""
+    """Requests of one or two blocks among padding, some of which has keys; one of them the last."""
     return [
-        (1 + 67 * row % 250, 1) if row % every == 1 or row == batch - 1 else (0, 0) for row in range(batch)
+        (1 + 67 * row % 250, 1) if row % every == 1 or row == batch - 1 else (0 if 37 * row % 11 else 100, 0)
+        for row in range(batch)
     ]
+
+
+def _late(batch: int) -> list[tuple[int, int]]:
+    """Requests in the middle and at the end only."""
+    return [(200, 1) if row in (batch // 2, batch - 1) else (0, 0) for row in range(batch)]
 
 
 def _hostile(heads: int, *, maxima: bool) -> DecodeLaunch:
     """Rows, queries, lengths and page ids outside everything, beside a legal request."""
-    call = _call([(300, 1)], heads, 40)
-    ids = (LEAST, MOST, call.pages.shape[0], -1, 0, 1)[: call.block_table.shape[1]]
+    call = _call([(1100, 1)], heads, 40)
+    width, num_pages = call.block_table.shape[1], call.pages.shape[0]
+    ids = tuple(([LEAST, MOST, num_pages, -1, 0, 1] * 2)[:width])
     extra = (
-        (1, 1, 2, MOST), (2, 2, 3, 200), (MOST, 3, 4, 200), (-1, MOST, LEAST, 200), (1, LEAST, MOST, 200),
-        (1, 4, 5, LEAST), (1, 6, 5, 200), (1, 0, 0, 200), (1, 5, 60, 130), (1, 7, 8, 130),
+        (1, 1, 2, MOST), (3, 2, 3, 200), (MOST, 3, 4, 200), (-1, MOST, LEAST, 200), (1, LEAST, MOST, 200),
+        (1, 4, 5, LEAST), (1, 6, 5, 200), (1, 0, 0, 200), (1, 8, 60, 130), (1, 6, 7, 300), (2, 7, 8, MOST),
     )  # fmt: skip
     name = "hostile with maxima" if maxima else "hostile"
-    return DecodeLaunch(name, call, 3, maxima=maxima, extra=extra, extra_table=(ids,), extra_queries=5)
+    table = (ids, (num_pages,) * width)
+    return DecodeLaunch(name, call, width, maxima=maxima, extra=extra, extra_table=table, extra_queries=9)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernel.contract import BLOCK_TOKENS
 from kernel.gfx950 import SCHEDULES, Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.plan import MAXIMA_BLOCKS
 from tests.gfx950.mutation.launches import WrongScoresError
@@ -80,6 +81,20 @@ class DecodeLaunch:
     def lut(self) -> npt.NDArray[np.uint8]:
         return self.call.batch().lut.numpy()
 
+    @cached_property
+    def needed_pages(self) -> list[int]:
+        """Pages of blocks that some row needs keys of; to touch another one is a fault."""
+        if self.extra:
+            return list(range(self.call.pages.shape[0]))
+        needed: set[int] = set()
+        for request in self.call.batch().requests:
+            own = request.num_blocks - self.call.local_blocks
+            whole = range(self.call.init_blocks, min(request.seq_len // BLOCK_TOKENS, own))
+            first = (request.prefix_len + 1) // BLOCK_TOKENS if not self.call.local_blocks else own
+            blocks = [*whole, *range(first, own)] if request.num_blocks else []
+            needed.update(self.call.block_table[request.table_row, blocks].tolist())
+        return sorted(needed)
+
     def under(self, schedule: Schedule) -> DecodeLaunch:
         """The same launch in another order."""
         return replace(self, schedule=schedule)
@@ -107,8 +122,9 @@ class DecodeLaunch:
         at_scores = _register_rows(memory, scores, "scores", 32)
         at_maxima = _register_rows(memory, maxima, "maxima", 64) if self.maxima else 0
         at_pages = (0xA5 << 40) - 9216  # all 48 bits, and the second page behind a carry into the upper half
-        for page_id, page in enumerate(call.pages.numpy()):
+        for page_id in self.needed_pages:
             address = at_pages + page_id * _PAGE_STRIDE
+            page = call.pages[page_id].numpy()
             memory.register_array(page, f"page {page_id}", writable=False, address=address)
         strides = (_HEAD_STRIDE, _TOKEN_STRIDE)
         kernargs = struct.pack(

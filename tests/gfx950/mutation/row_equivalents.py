@@ -29,6 +29,26 @@ REVIEWED: tuple[tuple[str, str], ...] = (
         "a row that goes through its groups has more than 16: the lane behind the last is none of the best",
     ),
     (
+        r"constant shifted: v_add_u32_e32 v, 0x200000, v -> v_add_u32_e32 v, 0x200001, v",
+        "one unit in the last place is far less than a scaled value's distance from a threshold",
+    ),
+    (
+        r"constant shifted: v_and_b32_e32 v, 0x1ff, v -> v_and_b32_e32 v, 0xff, v",
+        "2^128 / 448 * 2^-126 is below 2, so the pattern's bit 30 is never set",
+    ),
+    (
+        r"v, 0xffff0000, v -> v_and_b32_e32 v, 0x7fff0000, v; v_lshlrev_b32_e32 v, 16, v; v_max_u32",
+        "the largest of magnitudes has no sign",
+    ),
+    (
+        r"v_alignbit_b32 v, v, v, 7; .*: v_lshrrev_b32_e32 v, 7, v -> .*; v_mul_lo_u32 v, v, s",
+        "the upper half of a page id, which is 0: 2^32 pages are 36 TiB",
+    ),
+    (
+        r"constant shifted: v_max_f32_e32 v, 0x3b000000, v -> v_max_f32_e32 v, 0x3b000001, v",
+        "both round to the least scale",
+    ),
+    (
         r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
         "the two hold the same, and the row that comes of it mirrored has the same minimum",
     ),

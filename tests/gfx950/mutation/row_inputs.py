@@ -26,6 +26,7 @@ from tests.gfx950.topk_rows import (
     rows_of_groups,
     short_rows,
     special_rows,
+    spread_rows,
     tied_rows,
 )
 
@@ -43,6 +44,7 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
         (network_rows(random, variant.best, 16 if grouped else 4, 8), variant.best),
         (crowded_rows(random, variant.best), variant.best),
         (crowded_groups(random, variant.best), variant.best),
+        (spread_rows(random, length), variant.best),
         (tied_rows(random, 256), variant.best),
         (islice(tied_rows(random, 1024), 6), variant.best),
         (short_rows(random), variant.best - 1),
@@ -70,7 +72,7 @@ def insert_launches(key_type: KeyType) -> Iterator[Launch]:
     """Thresholds and midpoints of some scales, special values; skipped slots; a last wave with few keys."""
     for seed, scales in enumerate((slice(0, None, 40), slice(5, 12), slice(120, None))):
         yield launch_of(key_type, hard_keys(key_type, scales, seed), seed)
-    yield launch_of(key_type, hard_keys(key_type, slice(50, 52))[:35], 9)
+    yield launch_of(key_type, hard_keys(key_type, slice(40, 70))[:70], 9)
 
 
 @cache
