@@ -1,4 +1,4 @@
-"""``bench``: how many calls a second, and how long each takes."""
+"""``bench``: how many calls a second, and how long each takes; or what the GPU benchmark measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def bench(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case file.")],
+    case: Annotated[str | None, typer.Argument(metavar="[CASE]", help="A case file.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Show the table of this report of the GPU benchmark instead."),
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, max=600, help="Length of the measurement.")] = 5.0,
     clients: Annotated[
         int, typer.Option(min=1, max=256, help="Callers at a time; more than one needs --url.")
@@ -35,13 +40,23 @@ def bench(
     Here a call is insert, score and select; with --url it is the whole request, from the file's arrays to the
     answer's. Calls that a busy sidecar refuses are waited out, and count with the wait. Exit code 1 if a call
     failed.
+
+    With --report, nothing is measured: the table of a file that the benchmark of the GPU kernels
+    (tests/benchmarks/bench_gpu.py) wrote is shown.
     """
     from client.load import run_load
     from client.terminal import output, status
     from indexer.case import read_case
     from kernel.errors import InvalidArgumentError
 
+    if report is not None:
+        _show(report, as_json)
+        return
     with one_line_errors(as_json, case), contextlib.ExitStack() as stack:
+        if case is None:
+            raise InvalidArgumentError(
+                "CASE", None, "is missing", "name a case file, or a --report to be shown"
+            )
         on_step = stack.enter_context(status())
         call = dataclasses.replace(
             read_case(case), expected_scores=None, expected_block_ids=None, engine=None
@@ -90,6 +105,18 @@ def bench(
         )
     if load.errors:
         raise typer.Exit(MISMATCH)
+
+
+def _show(path: Path, as_json: bool) -> None:
+    from client.benchmark_report import print_report, read_report
+    from client.terminal import output
+
+    with one_line_errors(as_json):
+        report = read_report(path)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(report)))
+    else:
+        print_report(report, output())
 
 
 def _scorer(call: Case, backend: str, precision: Precision, scores: bool) -> tuple[str, Callable[[], object]]:

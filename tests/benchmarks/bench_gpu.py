@@ -1,12 +1,12 @@
 """Speed of the triton backend on one GPU: every stage and the pipeline, cold, beside the run's own
 yardsticks.
 
-    python -m tests.benchmarks.bench_gpu [--json FILE] [--rounds N]
+    python -m tests.benchmarks.bench_gpu [--json FILE] [--peers FILE] [--rounds N]
 
 Cold: calls rotate over sets of pages larger than twice the last-level cache, at permuted places. Work is
-counted
-from the visible blocks. A time is the median of the rounds; a round runs every set once between two events
-(decode and insert as replays of a graph, so that the host's launches do not count). Random data throughout.
+counted from the visible blocks. A time is the median of the rounds; a round runs every set once between two
+events (top-k, decode and insert as a replay of one graph of all sets, so that the host's launches do not
+count). Random data throughout.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
+from client.benchmark_report import BenchmarkReport, Measured, print_report
 from kernel.backends import registry
 from kernel.backends.base import Precision
 from kernel.backends.triton.backend import TritonBackend
@@ -41,37 +40,6 @@ INSERT_TOKENS = 65_536
 SQUARE = 8192
 COPY_BYTES = 1 << 30
 PRECISIONS: tuple[Precision, ...] = ("exact", "fast")
-PEER_MS = {
-    "select H=4 131072": (2.77 + 0.84, 1.29 + 0.84),
-    "select H=4 524288": (11.3 + 3.40, 5.26 + 3.40),
-    "select H=1 131072": (1.45 + 0.22, 1.18 + 0.22),
-    "select H=1 524288": (5.75 + 0.88, 4.74 + 0.88),
-    "score H=4 131072": (2.77, 1.29),
-    "score H=4 524288": (11.3, 5.26),
-    "score H=1 131072": (1.45, 1.18),
-    "score H=1 524288": (5.75, 4.74),
-    "top-k, group maxima H=4 131072": (0.84, 0.84),
-    "top-k, group maxima H=4 524288": (3.40, 3.40),
-    "top-k, group maxima H=1 131072": (0.22, 0.22),
-    "top-k, group maxima H=1 524288": (0.88, 0.88),
-    "decode + top-k 32 x 1 x 131072": (0.264, 0.309),
-    "decode + top-k 32 x 4 x 131072": (0.313, 0.204),
-    "decode + top-k 1 x 1 x 524288": (0.141, 0.154),
-}
-"""vLLM 0.33's Triton kernels with bfloat16 and with fp8 keys, ms, measured earlier on an H200 of the same
-kind."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One line of the report."""
-
-    name: str
-    precision: str
-    milliseconds: float
-    rate: float
-    unit: str
-    """TFLOP/s of the visible blocks, or TB/s of the bytes that have to be moved."""
 
 
 def milliseconds(calls: Sequence[Callable[[], object]], rounds: int) -> float:
@@ -216,7 +184,8 @@ def decode(requests: int, queries: int, keys: int, precision: Precision, rounds:
         DecodeGraph(backend, q, pages, table, offsets, seq_lens, max_queries=queries) for table in tables
     ]
     shape = f"{requests} x {queries} x {keys}"
-    ms, alone = graphed([step.enqueue for step in steps], rounds), milliseconds([step.replay for step in steps], rounds)
+    ms = graphed([step.enqueue for step in steps], rounds)
+    alone = milliseconds([step.replay for step in steps], rounds)
     return [
         Measured(f"decode + top-k {shape}", precision, ms, step_bytes / ms / 1e9, "TB/s"),
         Measured(f"the same, a graph a step {shape}", precision, alone, step_bytes / alone / 1e9, "TB/s"),
@@ -259,33 +228,24 @@ def measure(rounds: int) -> list[Measured]:
     return found + insert(rounds)
 
 
-def print_report(found: list[Measured], console: Console) -> None:
-    """One table: times, rates and how many times the peers' speed."""
-    table = Table(title=f"triton on {torch.cuda.get_device_name()}, {QUERIES} queries, cold")
-    for column in ("what", "precision", "ms", "rate", "x bf16 peer", "x fp8 peer"):
-        table.add_column(column, justify="left" if column in ("what", "precision") else "right")
-    for line in found:
-        peers = [f"{peer / line.milliseconds:.2f}" for peer in PEER_MS.get(line.name, ())] or ["", ""]
-        rate = f"{line.rate:.0f} {line.unit}" if line.rate > 10 else f"{line.rate:.2f} {line.unit}"
-        table.add_row(line.name, line.precision, f"{line.milliseconds:.4f}", rate, *peers)
-    console.print(table)
-
-
 def main(arguments: list[str]) -> None:
     """Run from a command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    parser.add_argument("--json", type=Path, help="also write the report to this file")
+    parser.add_argument(
+        "--peers",
+        type=Path,
+        help="JSON of other kernels' times in ms, measured beside these: a line's name to [bf16, fp8]",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args(arguments)
-    found = measure(options.rounds)
+    peers = json.loads(options.peers.read_text()) if options.peers else {}
+    report = BenchmarkReport(
+        torch.cuda.get_device_name(), torch.__version__, options.rounds, measure(options.rounds), peers
+    )
     if options.json:
-        report = {
-            "device": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "rounds": options.rounds,
-        }
-        options.json.write_text(json.dumps(report | {"measured": [asdict(line) for line in found]}, indent=1))
-    print_report(found, Console(width=110))
+        report.write(options.json)
+    print_report(report, Console(width=110))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,12 @@ ROWS, COLUMNS = 6, 32
 class Buffers:
     """Device buffers that a step is captured with."""
 
-    def __init__(self, device: torch.device, heads: int, num_pages: int) -> None:
+    def __init__(self, device: torch.device, heads: int, num_pages: int, batch: int = 5) -> None:
         self.q = torch.zeros(ROWS, heads, 128, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
         self.pages = torch.zeros(num_pages, 9216, dtype=torch.uint8, device=device)
-        self.block_table = torch.zeros(5, COLUMNS, dtype=torch.int32, device=device)
-        self.cu_seqlens_q = torch.zeros(6, dtype=torch.int32, device=device)
-        self.seq_lens = torch.zeros(5, dtype=torch.int32, device=device)
+        self.block_table = torch.zeros(batch, COLUMNS, dtype=torch.int32, device=device)
+        self.cu_seqlens_q = torch.zeros(batch + 1, dtype=torch.int32, device=device)
+        self.seq_lens = torch.zeros(batch, dtype=torch.int32, device=device)
 
     def write(self, call: Call) -> None:
         """Fill the buffers with a call."""
@@ -99,13 +99,45 @@ def test_illegal_ids_and_lengths_stay_inside(gpu_backend: TritonBackend) -> None
     expected = graph.replay().cpu().clone()
     buffers.block_table.fill_(2**31 - 1)
     buffers.seq_lens.fill_(1 << 20)
-    graph.replay()
+    assert int(graph.replay().max()) < COLUMNS
     buffers.block_table.fill_(-(2**31))
     buffers.seq_lens.fill_(-5)
     graph.replay()
     torch.cuda.synchronize()
     buffers.write(call)
     assert_same_bits(graph.replay().cpu(), expected)
+
+
+def test_queries_past_the_most_get_no_ids(gpu_backend: TritonBackend) -> None:
+    """Captured for two queries a request, replayed with three: the third has no ids, others keep theirs."""
+    calls = [random_call([(700, 1), (900, queries), (130, 1)], 1, seed=82) for queries in (2, 3)]
+    buffers = Buffers(gpu_backend.device, 1, max(call.pages.shape[0] for call in calls), batch=3)
+    buffers.write(calls[0])
+    graph = buffers.capture(gpu_backend)
+    buffers.write(calls[1])
+    ids = graph.replay().cpu()
+    assert bool((ids[0, 3] == -1).all())
+    expected = selection_of(gpu_backend, calls[1], 16)
+    assert_same_bits(ids[:, [0, 4]].contiguous(), expected[:, [0, 4]].contiguous())
+
+
+def test_steps_run_in_a_graph_of_the_callers(gpu_backend: TritonBackend) -> None:
+    """Two steps captured together, as a model's layers are, replayed on other lengths."""
+    calls = [random_call(STEPS[i], 2, seed=83 + i) for i in range(4)]
+    layers = [Buffers(gpu_backend.device, 2, max(call.pages.shape[0] for call in calls)) for _ in range(2)]
+    for buffers, call in zip(layers, calls[:2]):
+        buffers.write(call)
+    steps = [buffers.capture(gpu_backend) for buffers in layers]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in steps:
+            step.enqueue()
+    for buffers, call in zip(layers, calls[2:]):
+        buffers.write(call)
+    graph.replay()
+    for step, call in zip(steps, calls[2:]):
+        ids = step.block_ids.cpu()[:, : call.total_q].contiguous()
+        assert_same_bits(ids, selection_of(gpu_backend, call, 16))
 
 
 def test_what_cannot_be_captured_is_refused(gpu_backend: TritonBackend) -> None:

@@ -24,9 +24,8 @@ class TritonBackend:
     """Triton kernels on one GPU.
 
     ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the
-    coarser
-    accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB, on a GPU of 64 GiB or more 800): calls run one after
-    another, on one stream. No operation reads from the device.
+    coarser accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB, on a GPU of 64 GiB
+    or more 800): calls run one after another, on one stream. No operation reads from the device.
     """
 
     name = "triton"
@@ -191,9 +190,11 @@ class TritonBackend:
         grouped: bool,
     ) -> DecodeRows:
         blocks = sum(request.num_blocks for request in requests)
-        tuning = self.tuning.decode
-        table_rows, *arrays = request_rows(requests, out_starts, self.device)
-        rows = DecodeRows(*arrays, max(request.query_len for request in requests))
+        exact = self.precision == "exact"
+        tuning = self.tuning.decode(exact=exact)
+        table_rows, starts, ends, lengths, first_tokens = request_rows(requests, out_starts, self.device)
+        most = max(request.query_len for request in requests)
+        rows = DecodeRows(starts, ends, lengths, first_tokens, most)
         score_requests(
             batch.q.view(torch.uint8),
             batch.pages,
@@ -205,7 +206,7 @@ class TritonBackend:
             grouped=grouped,
             init_blocks=batch.init_blocks,
             local_blocks=batch.local_blocks,
-            exact=self.precision == "exact",
+            exact=exact,
             programs=tuning.programs(self.tuning.multiprocessors, blocks),
             tuning=tuning,
             ptx=self.tuning.ptx,

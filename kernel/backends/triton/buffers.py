@@ -13,8 +13,8 @@ _LARGE_DEVICE = 64 << 30
 
 
 def score_groups(device: torch.device) -> int:
-    """Groups of 16 scores kept for a selection: 256 MiB and 16 MiB of maxima, on a GPU of 64 GiB or more twice
-    that. The rows of a selection are as many as fit, and a large GPU needs many to be busy."""
+    """Groups of 16 scores kept for a selection: 256 MiB and 16 MiB of maxima, on a GPU of 64 GiB or more
+    twice that. The rows of a selection are as many as fit, and a large GPU needs many to be busy."""
     large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= _LARGE_DEVICE
     return 1 << (23 if large else 22)
 

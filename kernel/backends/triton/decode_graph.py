@@ -117,6 +117,8 @@ class DecodeGraph:
     def enqueue(self) -> None:
         """Queue the step on the current stream, for a caller who captures it in a graph of its own."""
         tuning = self._backend.tuning
+        exact = self._backend.precision == "exact"
+        decode = tuning.decode(exact=exact)
         score_requests(
             self._q.view(torch.uint8),
             self._pages,
@@ -128,9 +130,9 @@ class DecodeGraph:
             grouped=True,
             init_blocks=self._forced[0],
             local_blocks=self._forced[1],
-            exact=self._backend.precision == "exact",
-            programs=tuning.decode.programs(tuning.multiprocessors, self._block_table.numel()),
-            tuning=tuning.decode,
+            exact=exact,
+            programs=decode.programs(tuning.multiprocessors, self._block_table.numel()),
+            tuning=decode,
             ptx=tuning.ptx,
             hopper=tuning.hopper,
         )

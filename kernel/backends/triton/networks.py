@@ -1,4 +1,4 @@
-"""Sorting networks over 16 scores, or (score, id) items, that lie in registers, an item of every row at a time.
+"""Sorting networks over 16 scores, or (score, id) items, that lie in registers, one of every row at a time.
 
 A comparator of items looks at the score first and at the id where scores are equal (the lower id is better),
 so the result does not depend on the order of steps: seven instructions. One of scores alone is a maximum and

@@ -23,6 +23,8 @@ from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 MAX_ROWS = 64
 """Most rows of a request: 16 queries of 4 heads."""
+_FEW_ROWS = 16
+"""Rows whose products leave room for the tuned number of registers."""
 _INIT = tl.constexpr(INIT_SCORE)
 _LOCAL = tl.constexpr(LOCAL_SCORE)
 
@@ -143,7 +145,7 @@ def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
     :func:`kernel.nvfp4.build_lut`."""
     if not hopper:
         return lut
-    from kernel.backends.triton.hopper.score_decode import magnitude_rows
+    from kernel.backends.triton.hopper.page_keys import magnitude_rows
 
     return magnitude_rows(lut)
 
@@ -219,7 +221,8 @@ def score_requests(
         "num_warps": tuning.warps,
     }
     if hopper:
-        from kernel.backends.triton.hopper.score_decode import ROW_BYTES, decode_kernel
+        from kernel.backends.triton.hopper.page_keys import ROW_BYTES
+        from kernel.backends.triton.hopper.score_decode import decode_kernel
 
         cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
         decode_kernel[(programs,)](
@@ -230,7 +233,7 @@ def score_requests(
             ROW_BYTES,
             *outputs,
             **options,
-            maxnreg=tuning.registers,
+            maxnreg=tuning.registers if options["N"] <= _FEW_ROWS else None,
         )
     else:
         cache = (q, pages, pages.stride(0), pages.shape[0])

@@ -1,8 +1,8 @@
 """Top-k of block scores: which kernel, and its launch.
 
-Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best groups by maximum (ties by lower
-group, and lower groups hold lower ids), so for k up to 16 a row reads its maxima and 16 groups of 64 bytes,
-whatever its length.
+Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best groups by maximum (ties by
+lower group, and lower groups hold lower ids), so for k up to 16 a row reads its maxima and 16 groups of 64
+bytes, whatever its length.
 
     many rows   :mod:`kernel.backends.triton.topk_many`: a thread a row
     few rows    :mod:`kernel.backends.triton.topk_few`: a program a row (also for k above 16)
@@ -30,7 +30,7 @@ _ROWS = 32
 @dataclass(frozen=True)
 class DecodeRows:
     """Whose the rows of a decode step's scores are, each ``[n]`` int32; see
-    :func:`kernel.backends.triton.score_decode.score_requests`. Rows of no request are selected nothing for."""
+    :func:`kernel.backends.triton.score_decode.score_requests`. For rows of no request nothing is selected."""
 
     query_starts: torch.Tensor
     query_ends: torch.Tensor
@@ -71,7 +71,7 @@ def select_grouped(
 def select_decoded(
     scores: torch.Tensor, rows: DecodeRows, block_ids: torch.Tensor, order: Order, *, pdl: bool
 ) -> None:
-    """Select from scores in groups, as :func:`kernel.backends.triton.score_decode.score_requests` leaves them.
+    """Select from scores in groups, as :mod:`kernel.backends.triton.score_decode` leaves them.
 
     Args:
         scores: ``[groups, rows, 16]`` float32, contiguous.

@@ -1,8 +1,9 @@
 """Top-k of few rows: a program a row, the whole row in registers.
 
 The k-th best of the maxima of the row's parts, 64 at most for k up to 16, is a lower bound of the k-th best
-score. Few scores reach it (18 to 25 for k = 16, unless many are equal): they are written to a list and ranked by
-counting those that are better. Where more than the list holds reach it, the row's maximum is taken k times.
+score. Few scores reach it (18 to 25 for k = 16, unless many are equal): they are written to a list and ranked
+by counting those that are better. Where more reach it than the list holds, the row's maximum is taken k
+times.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def few_rows_kernel(
         start = head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
     nb = tl.minimum(nb, width)
     if PDL:
-        tl.extra.cuda.gdc_wait()  # for the scores; what was read before is no output of the kernel that makes them
+        tl.extra.cuda.gdc_wait()  # for the scores; nothing that was read before is written by their kernel
 
     group, slot = tl.arange(0, GROUPS), tl.arange(0, 16)
     block = group[:, None] * 16 + slot[None, :]

@@ -148,7 +148,9 @@ def many_rows_kernel(
         groups = (group + slots)[None, :]
         present = groups < num_groups[:, None]
         equal = (present & (maxima == bound[:, None])).to(tl.int32)
-        taken = (present & (maxima > bound[:, None])) | ((equal > 0) & (tl.cumsum(equal, 1) <= equals[:, None]))
+        taken = (present & (maxima > bound[:, None])) | (
+            (equal > 0) & (tl.cumsum(equal, 1) <= equals[:, None])
+        )
         place = count[:, None] + tl.cumsum(taken.to(tl.int32), 1) - 1
         cells = groups_ptr + (place * rows_total + row[:, None])
         tl.store(cells, tl.broadcast_to(groups, (ROWS, 16)), mask=taken)

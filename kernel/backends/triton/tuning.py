@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-
 _MANY_PAGES = 16
 """Pages of a program beside which its start is short."""
 
@@ -38,8 +37,9 @@ class DecodeTuning:
     def programs(self, multiprocessors: int, blocks: int) -> int:
         """Programs to launch for a line of at most so many blocks."""
         at_once = multiprocessors * self.programs_per_multiprocessor
-        rounds = min(self.rounds, blocks // (_MANY_PAGES * at_once))
-        return max(1, min(blocks, at_once * max(1, rounds)))
+        if blocks >= _MANY_PAGES * at_once:
+            return at_once * min(self.rounds, blocks // (_MANY_PAGES * at_once))
+        return max(1, min(blocks, multiprocessors * min(4, self.programs_per_multiprocessor)))
 
 
 @dataclass(frozen=True)
@@ -55,25 +55,34 @@ class Tuning:
     """Whether the device multiplies E4M3 matrices (``precision="fast"``)."""
     prefill_exact: PrefillTuning
     prefill_fast: PrefillTuning
-    decode: DecodeTuning
+    decode_exact: DecodeTuning
+    decode_fast: DecodeTuning
+
+    def decode(self, *, exact: bool) -> DecodeTuning:
+        """How decode is run in a precision."""
+        return self.decode_exact if exact else self.decode_fast
 
 
 def tuning_for(device: torch.device) -> Tuning:
     """The parameters for a device; for the interpreter where there is none."""
     if device.type != "cuda":
         small = PrefillTuning(warps=4, stages=1, programs_per_multiprocessor=1)
-        return Tuning(2, False, False, False, small, small, DecodeTuning(4, 1, 1))
+        decode = DecodeTuning(4, 1, 1)
+        return Tuning(2, False, False, False, small, small, decode, decode)
     properties = torch.cuda.get_device_properties(device)
     count = properties.multi_processor_count
     if torch.version.hip is not None:
         prefill = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
-        return Tuning(count, False, False, False, prefill, prefill, DecodeTuning(4, 2, 4))
+        decode = DecodeTuning(4, 2, 4)
+        return Tuning(count, False, False, False, prefill, prefill, decode, decode)
     capability = (properties.major, properties.minor)
     if capability == (9, 0):
         exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
         fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
-        return Tuning(count, True, True, True, exact, fast, DecodeTuning(4, 2, 5, 96, rounds=2))
+        decode_exact, decode_fast = DecodeTuning(4, 2, 6, 80, rounds=2), DecodeTuning(4, 2, 5, 96, rounds=2)
+        return Tuning(count, True, True, True, exact, fast, decode_exact, decode_fast)
     ptx = capability >= (8, 9)
     exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
     fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)
-    return Tuning(count, ptx, False, ptx, exact, fast, DecodeTuning(4, 3, 4))
+    decode = DecodeTuning(4, 3, 4)
+    return Tuning(count, ptx, False, ptx, exact, fast, decode, decode)

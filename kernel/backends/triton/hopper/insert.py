@@ -1,10 +1,11 @@
-"""The insert kernel of :mod:`kernel.backends.triton.insert` on Hopper, for bfloat16 keys: a thread a group of 16.
+"""The insert kernel of :mod:`kernel.backends.triton.insert` on Hopper, for bfloat16 keys: a thread a group.
 
-What makes it exact. ``threshold * scale`` has at most seven significant bits, a bfloat16 has eight: a key equals
-a threshold or lies at least 2^-8 of it aside. So the quotient may be rounded: by an approximate reciprocal of the
-scale, then to float16. Times 2^-14, the values of E2M1 are the upper bits of a float16 (subnormal below 1, where
-2^-8 of the lowest threshold, 0.25, is one unit), and the code is the pattern rounded to bit 9, a half downwards.
-The group's largest key over 6 equals a midpoint of two scales or lies 2^-8 of it aside in the same way.
+What makes it exact. ``threshold * scale`` has at most seven significant bits, a bfloat16 has eight: a key
+equals a threshold or lies at least 2^-8 of it aside. So the quotient may be rounded: by an approximate
+reciprocal of the scale, then to float16. Times 2^-14, the values of E2M1 are the upper bits of a float16
+(subnormal below 1, where 2^-8 of the lowest threshold, 0.25, is one unit), and the code is the pattern
+rounded to bit 9, a half downwards. The group's largest key over 6 equals a midpoint of two scales or lies
+2^-8 of it aside in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _WARPS = 8
 
 
 def _group_asm() -> str:
-    """PTX that turns a group ($4 to $11, pairs of bfloat16) into two words of codes ($0, $1) and a scale ($2)."""
+    """PTX that turns a group ($4 to $11, pairs of bfloat16) into codes (words $0, $1) and a scale ($2)."""
     lines = [
         ".reg .b32 largest, other, low, high, a, b, c, d, codes, signs;",
         ".reg .b16 octets, scale, unused;",
@@ -78,10 +79,17 @@ _CONSTRAINTS = gl.constexpr(",".join(["=&r"] * 4 + ["r"] * 8))
 
 
 @gluon.jit
-def _first(pairs, SIZE: gl.constexpr):
-    """The first half of ``[GROUPS, SIZE]``."""
-    first, second = gl.split(pairs.reshape([pairs.shape[0], 2, SIZE // 2]).permute([0, 2, 1]))
-    return first, second
+def _first_half(octets):
+    """The first half of the columns of ``[GROUPS, n]``."""
+    halves = octets.reshape([octets.shape[0], 2, octets.shape[1] // 2]).permute([0, 2, 1])
+    return gl.split(halves)[0]
+
+
+@gluon.jit
+def _last_half(octets):
+    """The last half of the columns of ``[GROUPS, n]``."""
+    halves = octets.reshape([octets.shape[0], 2, octets.shape[1] // 2]).permute([0, 2, 1])
+    return gl.split(halves)[1]
 
 
 @gluon.jit
@@ -96,10 +104,8 @@ def insert_kernel(
     slot = gl.load(slots_ptr + group // 8, mask=present, other=-1)
     keys = gl.load(keys_ptr + (group * 16)[:, None] + dim[None, :], mask=present[:, None], other=0.0)
     octets = gl.inline_asm_elementwise(_ASM, _CONSTRAINTS, [keys], gl.uint8, is_pure=True, pack=16)
-    codes, rest = _first(octets, 16)
-    rest, nothing = _first(rest, 8)
-    rest, nothing = _first(rest, 4)
-    scale, nothing = gl.split(rest)
+    codes = _first_half(octets)
+    scale = gl.split(_first_half(_first_half(_last_half(octets))))[0]
 
     slot = gl.convert_layout(slot, scale.type.layout)
     group = gl.convert_layout(group, scale.type.layout)
