@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
@@ -15,19 +14,10 @@ from tests.gfx950.mutation import equivalents, inputs
 from tests.gfx950.mutation.compares import COMPARES, decides_otherwise
 from tests.gfx950.mutation.launches import Launch, WrongScoresError
 from tests.gfx950.mutation.mutants import NOP_SHORTENED, Mutant, mutated
-from tests.gfx950.mutation.score import HIDDEN, PROVED, REVIEWED, SURVIVED, UNUSED
+from tests.gfx950.mutation.score import HIDDEN, PROVED, REVIEWED, SURVIVED, UNUSED, Verdict
 from tests.gfx950.mutation.work import WrongWorkError, check_work
 
 Executed = list[npt.NDArray[np.int64]]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``outcome`` is the class of the error that caught the mutant, or one of those in ``score``."""
-
-    mutant: Mutant
-    outcome: str
-    detail: str
 
 
 class Campaign:

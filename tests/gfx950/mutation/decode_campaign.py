@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
@@ -18,23 +16,14 @@ from tests.gfx950.mutation.decode_launches import DecodeLaunch
 from tests.gfx950.mutation.decode_work import check_work
 from tests.gfx950.mutation.launches import WrongScoresError
 from tests.gfx950.mutation.mutants import Mutant, mutants, mutated
+from tests.gfx950.mutation.score import PROVED, REVIEWED, SURVIVED, Verdict
 from tests.gfx950.mutation.work import WrongWorkError
 
-PROVED, REVIEWED, SURVIVED = "proved equivalent", "reviewed as equivalent", "survived"
 _EVERY = ("barrier", "weakened", "dropped", "compare", "branch")
 """Operators, or what they delete, of which the whole set takes every mutant."""
 _OF_OTHERS = 12
 """And of each other operator."""
 _SEED = 951
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``outcome`` is the class of the error that caught the mutant, or one of the three above."""
-
-    mutant: Mutant
-    outcome: str
-    detail: str
 
 
 class DecodeCampaign:
@@ -98,12 +87,3 @@ def campaign(heads: int) -> DecodeCampaign:
     """The decode scorer for ``heads`` index heads, compiled now, under all launches."""
     name, assembly = toolchain.decode_assembly(heads)
     return DecodeCampaign(heads, parse_program(assembly).kernels[name], launches(heads))
-
-
-def score(heads: int, verdicts: Iterable[Verdict]) -> str:
-    """One line: how many mutants, caught by what."""
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    equivalent = counts[PROVED] + counts[REVIEWED]
-    caught = counts.total() - counts[SURVIVED] - equivalent
-    by = ", ".join(f"{name} {count}" for name, count in counts.most_common())
-    return f"decode, H={heads}: {caught} caught + {equivalent} equivalent of {counts.total()} mutants ({by})"

@@ -7,9 +7,7 @@ comparisons is checked against what the rows are due (``test_row_work.py``).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -22,9 +20,8 @@ from tests.gfx950.mutation.equivalents import description, proof
 from tests.gfx950.mutation.lane_mutants import lane_mutants
 from tests.gfx950.mutation.mutants import NOP_SHORTENED, Mutant, mutants, mutated
 from tests.gfx950.mutation.row_equivalents import reason_of
+from tests.gfx950.mutation.score import PROVED, REVIEWED, SURVIVED, Verdict
 from tests.gfx950.topk_launch import WrongIdsError
-
-PROVED, REVIEWED, SURVIVED = "proved equivalent", "reviewed as equivalent", "survived"
 
 
 class WrongWorkError(Exception):
@@ -42,15 +39,6 @@ class Launch(Protocol):
         ...
 
     def under(self, schedule: Schedule) -> Launch: ...
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """``outcome`` is the class of the error that caught the mutant, or one of the three above."""
-
-    mutant: Mutant
-    outcome: str
-    detail: str
 
 
 class RowCampaign:
@@ -95,15 +83,6 @@ class RowCampaign:
             if not np.array_equal(executed, self.executed[at]):
                 first = kernel.instructions[int(np.argmax(executed != self.executed[at]))]
                 raise WrongWorkError(f"{self.launches[at].name}: line {first.line} runs more or less often")
-
-
-def score(name: str, verdicts: Sequence[Verdict]) -> str:
-    """One line: how many mutants, caught by what."""
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    equivalent = counts[PROVED] + counts[REVIEWED]
-    by = ", ".join(f"{outcome} {count}" for outcome, count in counts.most_common())
-    caught = len(verdicts) - counts[SURVIVED] - equivalent
-    return f"{name}: {caught} caught + {equivalent} equivalent of {len(verdicts)} mutants ({by})"
 
 
 def survivors(campaign: RowCampaign, verdicts: Iterable[Verdict]) -> Iterator[str]:

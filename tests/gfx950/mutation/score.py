@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tests.gfx950.mutation.mutants import Mutant
 
 PROVED = "proved for every path"
 UNUSED = "result unused"
@@ -17,6 +20,22 @@ PROPERTY = "mutation score"
 """Name under which a test records a set of mutants and its outcomes; parts of a set are added up."""
 
 Outcomes = Mapping[str, int]
+Record = Callable[[str, object], None]
+"""pytest's ``record_property``."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``outcome`` is the class of the error that caught the mutant, or one of those above."""
+
+    mutant: Mutant
+    outcome: str
+    detail: str
+
+
+def record(name: str, verdicts: Iterable[Verdict], record_property: Record) -> None:
+    """For the summary that ends the test run; a worker hands over plain values only."""
+    record_property(PROPERTY, (name, dict(Counter(verdict.outcome for verdict in verdicts))))
 
 
 def lines(recorded: Iterable[tuple[str, Outcomes]]) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from kernel.contract import SUPPORTED_HEADS
-from tests.gfx950.mutation.decode_campaign import SURVIVED, DecodeCampaign, Verdict, campaign, score
+from tests.gfx950.mutation.decode_campaign import DecodeCampaign, campaign
 from tests.gfx950.mutation.equivalents import description
 from tests.gfx950.mutation.mutants import Mutant
+from tests.gfx950.mutation.score import SURVIVED, Record, Verdict, record
 from tests.gfx950.mutation.waits import missing_waits
 
 _SAMPLE, _SEED = 16, 952
@@ -18,15 +19,13 @@ _SAMPLE, _SEED = 16, 952
 _PARTS = 12
 _FEWEST = 600
 
-Record = Callable[[str, object], None]
-
 
 @pytest.mark.timeout(900)
 def test_a_sample_of_mutants_is_caught(record_property: Record) -> None:
     found = campaign(4)
     everything = found.whole_set
     order = np.random.default_rng(_SEED).permutation(len(everything))
-    _assert_caught(found, [everything[at] for at in order[:_SAMPLE]], record_property)
+    _assert_caught(found, [everything[at] for at in order[:_SAMPLE]], record_property, ", a sample")
 
 
 @pytest.mark.nightly
@@ -54,9 +53,11 @@ def test_no_path_misses_a_wait() -> None:
     assert missing_waits(campaign(4).kernel) == []
 
 
-def _assert_caught(found: DecodeCampaign, chosen: Sequence[Mutant], record_property: Record) -> None:
+def _assert_caught(
+    found: DecodeCampaign, chosen: Sequence[Mutant], record_property: Record, of: str = ""
+) -> None:
     verdicts = [found.judge(mutant) for mutant in chosen]
-    record_property("mutation score", score(found.heads, verdicts))
+    record(f"decode, H={found.heads}{of}", verdicts, record_property)
     assert not list(_survivors(found, verdicts))
 
 

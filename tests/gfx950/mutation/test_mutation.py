@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-
 import numpy as np
 import pytest
 
 from kernel.contract import SUPPORTED_HEADS
-from tests.gfx950.mutation.campaign import Verdict, campaign, survivors
+from tests.gfx950.mutation.campaign import campaign, survivors
 from tests.gfx950.mutation.choice import is_code, whole_set
-from tests.gfx950.mutation.score import PROPERTY
+from tests.gfx950.mutation.score import Record, record
 
 _SAMPLE, _SEED = 14, 950
 """Mutants for each number of heads in every run of the suite."""
 _PARTS = 8
-Record = Callable[[str, object], None]
 
 
 @pytest.mark.timeout(600)
@@ -27,7 +23,7 @@ def test_a_sample_of_mutants_is_caught(heads: int, record_property: Record) -> N
     everything = whole_set(found, heads)
     chosen = [everything[at] for at in random.permutation(len(everything))[:_SAMPLE]]
     verdicts = [found.judge(mutant, thorough=False) for mutant in chosen]
-    _record(f"H={heads}, a sample", verdicts, record_property)
+    record(f"H={heads}, a sample", verdicts, record_property)
     assert not list(survivors(found, verdicts))
 
 
@@ -38,7 +34,7 @@ def test_a_sample_of_mutants_is_caught(heads: int, record_property: Record) -> N
 def test_every_mutant_is_caught(heads: int, part: int, record_property: Record) -> None:
     found = campaign(heads)
     verdicts = [found.judge(mutant) for mutant in whole_set(found, heads)[part::_PARTS]]
-    _record(f"H={heads}", verdicts, record_property)
+    record(f"H={heads}", verdicts, record_property)
     assert not list(survivors(found, verdicts))
 
 
@@ -53,8 +49,3 @@ def test_the_whole_set_is_large_enough() -> None:
         for index, instruction in enumerate(found.kernel.instructions):
             if instruction.mnemonic.startswith(("s_waitcnt", "s_barrier", "s_cmp", "v_cmp")):
                 assert index in changed
-
-
-def _record(name: str, verdicts: Iterable[Verdict], record_property: Record) -> None:
-    """For the summary that ends the test run."""
-    record_property(PROPERTY, (name, Counter(verdict.outcome for verdict in verdicts)))

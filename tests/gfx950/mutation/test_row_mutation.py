@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,8 +10,9 @@ import pytest
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.topk_variants import VARIANTS
 from tests.gfx950.mutation.mutants import Mutant
-from tests.gfx950.mutation.row_campaign import RowCampaign, score, survivors
+from tests.gfx950.mutation.row_campaign import RowCampaign, survivors
 from tests.gfx950.mutation.row_inputs import insert_campaign, topk_campaign
+from tests.gfx950.mutation.score import Record, record
 
 _SAMPLE, _SEED = 6, 951
 """Mutants of a kernel in every run of the suite."""
@@ -23,8 +24,6 @@ _LEAST = {"topk_group_k16_b1024": 0.9, "insert_bf16": 0.9, "insert_fp16": 0.9, "
 """Share of a kernel's mutants that must be caught, proved or reviewed; survivors are recorded. The launches
 of the other kernels do not reach every place of every list yet, so theirs are recorded only."""
 NAMES = (*(variant.name for variant in VARIANTS), *(f"insert_{key_type.value}" for key_type in KeyType))
-
-Record = Callable[[str, object], None]
 
 
 @pytest.mark.timeout(600)
@@ -60,6 +59,6 @@ def _assert_caught(
 ) -> None:
     verdicts = [found.judge(mutant) for mutant in chosen]
     left = list(survivors(found, verdicts))
-    record_property("mutation score", score(name, verdicts))
+    record(f"{name}, a sample" if least == 1 else name, verdicts, record_property)
     record_property("mutants not explained", left)
     assert len(left) <= (1 - least) * len(chosen), "\n".join(left)

@@ -28,7 +28,7 @@ def test_survivors_are_not_lost() -> None:
 
 
 def test_the_terminal_shows_one_line_a_set(pytester: pytest.Pytester) -> None:
-    """Also where a part failed."""
+    """Also where a part failed, and from the workers of pytest-xdist."""
     pytester.makeconftest("from tests.conftest import pytest_terminal_summary")
     pytester.makepyfile(
         """
