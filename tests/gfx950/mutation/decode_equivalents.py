@@ -38,6 +38,15 @@ REVIEWED = (
         r"compare flipped: s_cmp_gt_i32 s, 63 -> s_cmp_ge_i32 s, 63",
     ),
     Equivalent(
+        "what sees four blocks whole and without sentinels gets the same scores with their selections",
+        r"v_max3_f32 v, v, v, v; .*compare flipped: s_cmp_(lt|gt)_i32 s, s -> s_cmp_(le|ge)_i32 s, s; "
+        r"s_(cselect_b64 s, -1, 0|mov_b32 s, s); s_(cmp_gt_i32|mov_b32) s, s",
+    ),
+    Equivalent(
+        "lane 16 then stores or leaves what lane 0 does: the same maximum in the same place",
+        r"compare flipped: v_cmp_gt_i32_e32 vcc, 16, v -> v_cmp_ge_i32_e32 vcc, 16, v; s_and_b64",
+    ),
+    Equivalent(
         "a row that stands on the first token of the block behind a diagonal has its own score of that one, "
         "which follows",
         r"v_permlane16_swap_b32_e32 v, v; compare flipped: v_cmp_gt_i32_e64 s, s, v -> .*; "
