@@ -152,11 +152,25 @@ def crowded_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
 
 
 def tied_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
-    """Everything passes, and a few better columns lie anywhere in lists that are cut."""
+    """Everything passes, and a few better columns lie anywhere in lists that are cut: of every other row they
+    differ, in no order."""
     for at in range(8):
-        x = np.full(length, -5, np.float32)
-        x[random.choice(length // GROUP, 13, replace=False) * GROUP + random.integers(0, GROUP, 13)] = -at
+        x = np.full(length, -50, np.float32)
+        places = random.choice(length // GROUP, 13, replace=False) * GROUP + random.integers(0, GROUP, 13)
+        x[places] = -at if at % 2 else -random.permutation(13)
         yield Row(f"13 above {length} equal ones, {at}", x)
+
+
+def heavy_rows(random: np.random.Generator, best: int, length: int) -> Iterator[Row]:
+    """One lane fewer than ``best`` holds only high scores, so that most of them pass and lists are cut again
+    and again; in no order, and rising so that the last are the best."""
+    lane = np.arange(length) // 4 % 64
+    for at in range(8):
+        heavy = np.isin(lane, random.choice(64, best - 1, replace=False))
+        x = np.full(length, -1e6, np.float32)
+        values = random.permutation(int(heavy.sum())) if at % 2 else np.arange(int(heavy.sum()))
+        x[heavy] = values
+        yield Row(f"{best - 1} heavy lanes of {length} blocks, {at}", x)
 
 
 def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:

@@ -70,7 +70,7 @@ class DecodeCampaign:
             self._run(mutated(self.kernel, mutant), mutant.index)
         except (InterpreterError, WrongScoresError, WrongWorkError) as error:
             return Verdict(mutant, type(error).__name__, str(error))
-        reason = decode_equivalents.reviewed(self.kernel, mutant)
+        reason = decode_equivalents.reviewed(self.kernel, mutant, self.heads)
         return Verdict(mutant, REVIEWED if reason else SURVIVED, reason)
 
     def _run(self, kernel: Kernel, index: int) -> None:

@@ -47,6 +47,33 @@ REVIEWED = (
         r"compare flipped: s_cmp_gt_i32 s, 63 -> s_cmp_ge_i32 s, 63",
     ),
     Equivalent(
+        "what sees four blocks whole and without sentinels gets the same scores with their selections",
+        r"v_max3_f32 v, v, v, v; .*compare flipped: s_cmp_(lt|gt)_i32 s, s -> s_cmp_(le|ge)_i32 s, s; "
+        r"s_(cselect_b64 s, -1, 0|mov_b32 s, s); s_(cmp_gt_i32|mov_b32) s, s|"
+        r"compare flipped: s_cmp_gt_i32 s, s -> s_cmp_ge_i32 s, s; "
+        r"(s_cselect_b64 s, -1, 0; s_cmp_gt_i32 s, s; )?v_mov_b32_e32 v, 0xff800000",
+    ),
+    Equivalent(
+        "a tail ends less than four blocks behind its first one",
+        r"s_cselect_b64 s, 0, -1; compare flipped: s_cmp_ge_i32 s, s -> s_cmp_gt_i32 s, s; s_cselect_b64",
+    ),
+    Equivalent(
+        "where nothing is left to fill the loop's one trip finds no lane with a cell",
+        r"s_add_i32 s, s, 64; compare flipped: s_cmp_lt_[iu]32 s, s -> s_cmp_le|"
+        r"s_waitcnt lgkmcnt\(0\); compare flipped: s_cmp_lt_i32 s, s -> s_cmp_le_i32 s, s; "
+        r"s_cselect_b64 s, -1, 0; s_and_b64 s, s, s; s_and_b64 s, s, exec|"
+        r"s_cselect_b32 s, s, s; compare flipped: s_cmp_lt_u32 s, s -> s_cmp_le_u32 s, s; s_mov_b32 s, 0",
+    ),
+    Equivalent(
+        "a request of two or four heads has more than one row",
+        r"s_cselect_b32 s, s, 0; compare flipped: s_cmp_lt_i32 s, 1 -> s_cmp_le_i32 s, 1; s_cbranch_scc1",
+        heads=(2, 4),
+    ),
+    Equivalent(
+        "lane 16 then stores or leaves what lane 0 does: the same maximum in the same place",
+        r"compare flipped: v_cmp_gt_i32_e(32 vcc|64 s), 16, v -> .*; s_and_b64",
+    ),
+    Equivalent(
         "a row that stands on the first token of the block behind a diagonal has its own score of that one, "
         "which follows",
         r"v_permlane16_swap_b32_e32 v, v; compare flipped: v_cmp_gt_i32_e64 s, s, v -> .*; "
@@ -55,7 +82,8 @@ REVIEWED = (
 )
 
 
-def reviewed(kernel: Kernel, mutant: Mutant) -> str:
+def reviewed(kernel: Kernel, mutant: Mutant, heads: int) -> str:
     """The reason of the entry that a mutant fits, "" without one."""
     text = description(kernel, mutant)
-    return next((one.reason for one in REVIEWED if re.search(one.change, text)), "")
+    fitting = (one for one in REVIEWED if heads in one.heads and re.search(one.change, text))
+    return next((one.reason for one in fitting), "")

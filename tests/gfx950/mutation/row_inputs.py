@@ -22,6 +22,7 @@ from tests.gfx950.topk_rows import (
     counted_rows,
     crowded_groups,
     crowded_rows,
+    heavy_rows,
     network_rows,
     rows_of_groups,
     short_rows,
@@ -45,7 +46,13 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
         (crowded_rows(random, variant.best), variant.best),
         (crowded_groups(random, variant.best), variant.best),
         (spread_rows(random, length), variant.best),
+        *(
+            []
+            if grouped
+            else [(islice(tied_rows(random, num), 4), variant.best) for num in (600, 2100, 2300)]
+        ),
         (tied_rows(random, 256), variant.best),
+        (heavy_rows(random, min(variant.best, 32), 2200 if not grouped else 256), variant.best),
         (islice(tied_rows(random, 1024), 6), variant.best),
         (short_rows(random), variant.best - 1),
         (counted_rows(random, variant.best), variant.best),
