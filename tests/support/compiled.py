@@ -78,7 +78,7 @@ def compile_all(name: str) -> None:
     if ptx:
         keys = {"keys_ptr": "*bf16"}
         compile_kernel(hopper_insert.insert_kernel, target, {"KEYS": 32, "WARPS": 8}, keys, 8)
-    compile_kernel(topk_many.maxima_kernel, target, {"ROWS": 32, "GROUPS": 16, "PADDED": True}, {}, 8)
+    compile_kernel(topk_many.maxima_kernel, target, {"ROWS": 32, "GROUPS": 16}, {}, 8)
     rows = {"H": 4, "BY_BLOCK": False, "GROUPED": True}
     few = rows | {"BATCH": 32, "GROUPS": 256, "PARTS": 64, "PLACES": 16, "LISTED": 64, "PDL": ptx}
     compile_kernel(topk_few.few_rows_kernel, target, few, {})

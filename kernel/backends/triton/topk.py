@@ -112,19 +112,10 @@ def select_scores(
     if k <= WIDTH and rows >= MANY_ROWS:
         groups = triton.cdiv(width, 16)
         maxima = torch.empty((groups, rows), dtype=torch.float32, device=scores.device)
-        padded = width % 16 == 0
         maxima_kernel[(triton.cdiv(rows, 32), triton.cdiv(groups, 16))](
-            scores,
-            num_blocks,
-            maxima,
-            rows,
-            total_q,
-            *strides[:2],
-            ROWS=32,
-            GROUPS=16,
-            PADDED=padded,
-            num_warps=8,
+            scores, num_blocks, maxima, rows, total_q, *strides[:2], ROWS=32, GROUPS=16, num_warps=8
         )
+        padded = width % 16 == 0
         _launch_many(
             rows, scores, maxima, num_blocks, num_blocks, block_ids, total_q, strides, order, False, padded
         )

@@ -34,7 +34,6 @@ def maxima_kernel(
     token_stride,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
-    PADDED: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = row < rows_total
@@ -45,10 +44,7 @@ def maxima_kernel(
         block = first + tl.arange(0, GROUPS * 16)
         start = scores_ptr + head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
         seen = block[None, :] < nb[:, None]
-        # Where groups are whole they are read whole, four scores at a time.
-        read = block[None, :] // 16 * 16 < nb[:, None] if PADDED else seen
-        scores = tl.load(start[:, None] + block[None, :], mask=read, other=float("-inf"))
-        scores = tl.where(seen, cleaned(scores), float("-inf"))
+        scores = cleaned(tl.load(start[:, None] + block[None, :], mask=seen, other=float("-inf")))
         maxima = tl.max(scores.reshape(ROWS, GROUPS, 16), 2)
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         cells = maxima_ptr + group.to(tl.int64)[None, :] * rows_total + row[:, None]
