@@ -6,6 +6,7 @@ PIP_ARGS ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRITON := $(VENV)/triton
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint nightly test-gpu bench-cpu bench-gpu bench-http clean
@@ -30,10 +31,15 @@ lint: $(READY)   ## ruff and mypy --strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint       ## lint and the whole test suite but the nightly sweeps
+$(TRITON)/.ready: requirements-triton.lock $(READY)
+	mkdir -p $(TRITON)
+	$(BIN)/pip install --quiet --upgrade --no-deps --target $(TRITON) -r requirements-triton.lock
+	touch $@
+
+test: lint $(TRITON)/.ready ## lint and the whole test suite but the nightly sweeps
 	$(BIN)/python -m pytest -n auto -m "not nightly"
 
-nightly: $(READY) ## the slow sweeps
+nightly: $(READY) $(TRITON)/.ready ## the slow sweeps
 	$(BIN)/python -m pytest -n auto -m nightly
 
 test-gpu: $(READY) ## every test of the backends on this machine's GPU, the slow ones too

@@ -36,7 +36,8 @@ QUERIES, TOPK = 8192, 16
 CONTEXTS = (131_072, 524_288)
 DECODES = ((32, 1, 131_072), (32, 4, 131_072), (1, 1, 524_288))
 """Requests, queries of each, keys of each."""
-INSERT_TOKENS = 65_536
+INSERTS = (65_536, 1_048_576)
+"""Keys of an insertion: a prefill chunk's, and so many that starting and ending do not count."""
 SQUARE = 8192
 COPY_BYTES = 1 << 30
 PRECISIONS: tuple[Precision, ...] = ("exact", "fast")
@@ -192,24 +193,22 @@ def decode(requests: int, queries: int, keys: int, precision: Precision, rounds:
     ]
 
 
-def insert(rounds: int) -> list[Measured]:
+def insert(tokens: int, rounds: int) -> list[Measured]:
     """Insertion of bfloat16 keys, and a copy of the bytes that it reads and writes."""
     backend = registry.create("triton")
-    num_bytes = INSERT_TOKENS * (2 * HEAD_DIM + PAGE_BYTES // BLOCK_TOKENS)
-    sets = cold_sets(num_bytes) + 8
-    keys = [torch.randn(INSERT_TOKENS, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-    pages = [
-        torch.empty(INSERT_TOKENS // BLOCK_TOKENS, PAGE_BYTES, dtype=torch.uint8, device="cuda") for _ in keys
-    ]
-    slots = torch.randperm(INSERT_TOKENS // BLOCK_TOKENS, device="cuda")[:, None] * BLOCK_TOKENS
+    num_bytes = tokens * (2 * HEAD_DIM + PAGE_BYTES // BLOCK_TOKENS)
+    sets = cold_sets(num_bytes) + 2
+    keys = [torch.randn(tokens, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
+    pages = [torch.empty(tokens // BLOCK_TOKENS, PAGE_BYTES, dtype=torch.uint8, device="cuda") for _ in keys]
+    slots = torch.randperm(tokens // BLOCK_TOKENS, device="cuda")[:, None] * BLOCK_TOKENS
     slots = (slots + torch.arange(BLOCK_TOKENS, device="cuda")).flatten()
     copies = [torch.randint(0, 255, (num_bytes // 2,), dtype=torch.uint8, device="cuda") for _ in keys]
     targets = [torch.empty_like(copy) for copy in copies]
     own = graphed([partial(backend.insert, k, p, slots) for k, p in zip(keys, pages)], rounds)
     copy = graphed([partial(t.copy_, s) for s, t in zip(copies, targets)], rounds)
     return [
-        Measured(f"insert {INSERT_TOKENS} bfloat16 keys", "", own, num_bytes / own / 1e9, "TB/s"),
-        Measured("copy of the same bytes", "", copy, num_bytes / copy / 1e9, "TB/s"),
+        Measured(f"insert {tokens} bfloat16 keys", "", own, num_bytes / own / 1e9, "TB/s"),
+        Measured(f"copy of the same bytes as {tokens} keys", "", copy, num_bytes / copy / 1e9, "TB/s"),
     ]
 
 
@@ -225,7 +224,9 @@ def measure(rounds: int) -> list[Measured]:
     for shape in DECODES:
         for precision in PRECISIONS:
             found += decode(*shape, precision, rounds)
-    return found + insert(rounds)
+    for tokens in INSERTS:
+        found += insert(tokens, rounds)
+    return found
 
 
 def main(arguments: list[str]) -> None:

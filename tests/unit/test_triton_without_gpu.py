@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,21 @@ import pytest
 from kernel.backends import registry
 from tests.support.real_cases import ROOT
 
+BESIDE = Path(sys.prefix) / "triton"
+"""Where the Makefile puts the Triton of requirements-triton.lock, and a numpy that its interpreter can use."""
+IS_BESIDE = (BESIDE / "triton").is_dir()
+
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+    not IS_BESIDE and importlib.util.find_spec("triton") is None,
+    reason=f"the package triton is neither installed nor in {BESIDE}, where `make test` puts it",
 )
 
 
 def run_module(module: str, *words: str, **environment: str) -> str:
-    """Run a module of the tests in a process of its own and return what it printed."""
+    """Run a module of the tests in a process of its own, with the Triton beside, and return what it printed."""
+    if IS_BESIDE:
+        paths = [str(BESIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     done = subprocess.run(
         [sys.executable, "-m", module, *words],
         cwd=ROOT,
@@ -41,7 +50,7 @@ def test_the_registry_says_why_it_cannot_run() -> None:
 
 @needs_triton
 @pytest.mark.skipif(
-    tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4),
+    not IS_BESIDE and tuple(map(int, np.__version__.split(".")[:2])) >= (2, 4),
     reason="Triton 3.6's interpreter makes ints of arrays of one value, which numpy 2.4 and newer refuse",
 )
 def test_interpreted_kernels_agree_with_the_oracle() -> None:
