@@ -220,8 +220,9 @@ def _free(case: Case) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 def _counted(case: Case, exact: torch.Tensor) -> NDArray[np.bool_]:
     """``[H, total_q]`` rows that have a choice."""
     free, slots = _free(case)
-    counted = (slots > 0) & (free.sum(axis=1) > slots)
-    return np.broadcast_to(counted, exact.shape[:2]).copy()
+    of_tokens = (slots > 0) & (free.sum(axis=1) > slots)
+    counted: NDArray[np.bool_] = np.broadcast_to(of_tokens, exact.shape[:2]).copy()
+    return counted
 
 
 def _gaps(case: Case, exact: torch.Tensor) -> NDArray[np.float32]:

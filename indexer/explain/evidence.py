@@ -168,4 +168,5 @@ def _spread(rows: Ints, most: int) -> Ints:
     if len(rows) <= most:
         return rows
     rows = rows[np.lexsort((rows[:, 0], rows[:, 1]))]
-    return rows[np.unique(np.linspace(0, len(rows) - 1, most).round().astype(np.int64))]
+    chosen: Ints = np.unique(np.linspace(0, len(rows) - 1, most).round().astype(np.int64))
+    return rows[chosen]

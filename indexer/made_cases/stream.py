@@ -28,7 +28,8 @@ class Stream:
 
     def integers(self, low: int, high: int, count: int) -> NDArray[np.int64]:
         """Integers from ``low`` to ``high - 1``; what a modulus favours is below 2^-32."""
-        return (self._raw(count) % np.uint64(high - low)).astype(np.int64) + low
+        offsets: NDArray[np.int64] = (self._raw(count) % np.uint64(high - low)).astype(np.int64)
+        return offsets + low
 
     def unit_rms(self, *shape: int) -> Floats:
         """Vectors of mean square 1 over the last axis, as index queries and keys are normalised."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import Kernel
 from tests.gfx950.mutation.equivalents import description
 from tests.gfx950.mutation.mutants import Mutant
@@ -19,6 +20,7 @@ class Equivalent(NamedTuple):
 
     reason: str
     change: str
+    heads: tuple[int, ...] = SUPPORTED_HEADS
 
 
 REVIEWED = (

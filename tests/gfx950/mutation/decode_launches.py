@@ -63,7 +63,8 @@ class DecodeLaunch:
         """``[4, batch]``: table rows, query starts, query ends, lengths."""
         starts = self.call.cu_seqlens_q.tolist()
         rows = list(zip(range(len(starts) - 1), starts[:-1], starts[1:], self.call.seq_lens.tolist()))
-        return np.array([*rows, *self.extra], np.int32).T.copy()
+        requests: Int32Array = np.array([*rows, *self.extra], np.int32).T.copy()
+        return requests
 
     @cached_property
     def expected(self) -> tuple[Float32Array, Float32Array]:
