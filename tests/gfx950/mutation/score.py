@@ -19,10 +19,15 @@ PROPERTY = "mutation score"
 Outcomes = Mapping[str, int]
 
 
-def lines(recorded: Iterable[tuple[str, Outcomes]]) -> list[str]:
+def recorded(name: str, outcomes: Iterable[str]) -> tuple[str, dict[str, int]]:
+    """What a test records of a set: of builtin types, since it may travel from a worker's process."""
+    return name, dict(Counter(outcomes))
+
+
+def lines(parts: Iterable[tuple[str, Outcomes]]) -> list[str]:
     """A line for each set, from all of its parts."""
     sets: dict[str, Counter[str]] = {}
-    for name, outcomes in recorded:
+    for name, outcomes in parts:
         sets.setdefault(name, Counter()).update(outcomes)
     return [f"{name}: {line(sets[name])}" for name in sorted(sets)]
 

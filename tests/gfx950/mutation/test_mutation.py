@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from kernel.contract import SUPPORTED_HEADS
 from tests.gfx950.mutation.campaign import Verdict, campaign, survivors
 from tests.gfx950.mutation.choice import is_code, whole_set
-from tests.gfx950.mutation.score import PROPERTY
+from tests.gfx950.mutation.score import PROPERTY, recorded
 
 _SAMPLE, _SEED = 14, 950
 """Mutants for each number of heads in every run of the suite."""
@@ -57,4 +56,4 @@ def test_the_whole_set_is_large_enough() -> None:
 
 def _record(name: str, verdicts: Iterable[Verdict], record_property: Record) -> None:
     """For the summary that ends the test run."""
-    record_property(PROPERTY, (name, Counter(verdict.outcome for verdict in verdicts)))
+    record_property(PROPERTY, recorded(name, (verdict.outcome for verdict in verdicts)))
