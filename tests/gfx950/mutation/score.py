@@ -34,14 +34,19 @@ class Verdict:
 
 
 def record(name: str, verdicts: Iterable[Verdict], record_property: Record) -> None:
-    """For the summary that ends the test run; a worker hands over plain values only."""
-    record_property(PROPERTY, (name, dict(Counter(verdict.outcome for verdict in verdicts))))
+    """For the summary that ends the test run."""
+    record_property(PROPERTY, recorded(name, (verdict.outcome for verdict in verdicts)))
 
 
-def lines(recorded: Iterable[tuple[str, Outcomes]]) -> list[str]:
+def recorded(name: str, outcomes: Iterable[str]) -> tuple[str, dict[str, int]]:
+    """What a test records of a set: of builtin types, since it may travel from a worker's process."""
+    return name, dict(Counter(outcomes))
+
+
+def lines(parts: Iterable[tuple[str, Outcomes]]) -> list[str]:
     """A line for each set, from all of its parts."""
     sets: dict[str, Counter[str]] = {}
-    for name, outcomes in recorded:
+    for name, outcomes in parts:
         sets.setdefault(name, Counter()).update(outcomes)
     return [f"{name}: {line(sets[name])}" for name in sorted(sets)]
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import execnet
 import pytest
 
-from tests.gfx950.mutation.score import PROVED, REVIEWED, SURVIVED, lines
+from tests.gfx950.mutation.score import PROVED, REVIEWED, SURVIVED, lines, recorded
 
 pytest_plugins = ["pytester"]
 
 
+def test_a_worker_can_send_what_it_recorded() -> None:
+    name, outcomes = recorded("H=1", ["RaceError", PROVED, "RaceError"])
+    assert (name, outcomes) == ("H=1", {"RaceError": 2, PROVED: 1})
+    assert execnet.loads(execnet.dumps((name, outcomes))) == (name, outcomes)
+
+
 def test_parts_of_a_set_are_added_up() -> None:
-    recorded = [
+    parts = [
         ("H=2", {"RaceError": 3, PROVED: 1}),
         ("H=1", {"RaceError": 2}),
         ("H=2", {"RaceError": 1, "WrongScoresError": 2, REVIEWED: 1}),
     ]
-    assert lines(recorded) == [
+    assert lines(parts) == [
         "H=1: 2 caught + 0 equivalent of 2 mutants (RaceError 2)",
         "H=2: 6 caught + 2 equivalent of 8 mutants "
         "(RaceError 4, WrongScoresError 2, proved for every path 1, reviewed 1)",
@@ -28,7 +35,7 @@ def test_survivors_are_not_lost() -> None:
 
 
 def test_the_terminal_shows_one_line_a_set(pytester: pytest.Pytester) -> None:
-    """Also where a part failed, and from the workers of pytest-xdist."""
+    """Also where a part failed."""
     pytester.makeconftest("from tests.conftest import pytest_terminal_summary")
     pytester.makepyfile(
         """
