@@ -122,7 +122,11 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
         BackendUnavailableError: the backend cannot run here.
     """
     exact = unquantised_scores(case)
-    keys = as_tensor(case.index_k) if case.index_k is not None else torch.empty(0)
+    keys = (
+        as_tensor(case.index_k)
+        if case.index_k is not None
+        else torch.empty(0, dtype=torch.float32, device="cpu")
+    )
     result = load_case(case, backend).score()
     mass = _block_mass(case, keys)
     best = select(with_sentinels(case, exact).numpy(), case)

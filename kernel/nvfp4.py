@@ -122,8 +122,9 @@ def _four_over_six(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     magnitudes = groups.abs()
     six, four = (_indices_and_scales(magnitudes, top) for top in (6.0, 4.0))
     better = _largest_errors(magnitudes, *four) < _largest_errors(magnitudes, *six)
-    indices = torch.where(better.unsqueeze(-1), four[0], six[0])
-    scales = torch.where(better, four[1].view(torch.uint8), six[1].view(torch.uint8))
+    (six_indices, six_scales), (four_indices, four_scales) = six, four
+    indices = torch.where(better.unsqueeze(-1), four_indices, six_indices)
+    scales = torch.where(better, four_scales.view(torch.uint8), six_scales.view(torch.uint8))
     return _packed(indices, groups), scales
 
 

@@ -39,7 +39,7 @@ def best_candidates(
         backend.topk(piece.scores, num_held.clamp(1, columns).to(torch.int32), found, "score")
         cells = piece.scores.gather(2, found.clamp(min=0).long())
         blocks = piece.phases[:, None] + context_ranks * found
-        blocks = torch.where(found < 0, piece.num_blocks[:, None], blocks)
+        blocks = torch.where(found < 0, piece.num_blocks.unsqueeze(1), blocks)
         limits = piece.num_blocks.expand(heads, -1).flatten()
         packed = pack_blocks(cells.flatten(0, 1), blocks.flatten(0, 1), limits)
         candidates[:, piece.tokens] = packed.view(heads, tokens, -1)

@@ -21,6 +21,7 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
+from kernel.backends.flydsl import kernel_cache
 from kernel.backends.flydsl.insert_quantize import quantized, unpacked
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUP_DIMS, GROUPS
@@ -131,13 +132,15 @@ def build(key_type: KeyType) -> Callable[..., None]:
 
 def compile_and_launch(key_type: KeyType, *arguments: int) -> Callable[..., None]:
     """Compile, or load from FlyDSL's cache, by a first launch; see ``topk.compile_and_launch``."""
-    compiled = flyc.compile(build(key_type), *arguments[:-1], fx.Stream(arguments[-1]))
+    with kernel_cache.compiling(kernel_name(key_type)):
+        compiled = flyc.compile(build(key_type), *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
 def compile_for(key_type: KeyType) -> str:
     """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    flyc.compile(build(key_type), *[0] * len(fields(KernelArguments)), 1, fx.Stream(None))
+    with kernel_cache.compiling(kernel_name(key_type)):
+        flyc.compile(build(key_type), *[0] * len(fields(KernelArguments)), 1, fx.Stream(None))
     return kernel_name(key_type)
 
 

@@ -33,6 +33,7 @@ from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl import kernel_cache
 from kernel.backends.flydsl.score_decode_arguments import LDS_BYTES, LUT_AT, DecodeArguments
 from kernel.backends.flydsl.score_decode_output import clear_spread_maxima, store_spread_maxima
 from kernel.backends.flydsl.score_decode_registers import RegisterPages
@@ -202,13 +203,15 @@ def compile_and_launch(heads: int, layout: Layout, *arguments: int) -> Callable[
         The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
     """
     launch = build(heads, layout)
-    compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
+    with kernel_cache.compiling(kernel_name(heads, layout)):
+        compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
 def compile_for(heads: int, layout: Layout = "registers") -> str:
     """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    flyc.compile(build(heads, layout), *[0] * len(fields(DecodeArguments)), 1, fx.Stream(None))
+    with kernel_cache.compiling(kernel_name(heads, layout)):
+        flyc.compile(build(heads, layout), *[0] * len(fields(DecodeArguments)), 1, fx.Stream(None))
     return kernel_name(heads, layout)
 
 

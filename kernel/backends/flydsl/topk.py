@@ -33,6 +33,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from kernel.backends.flydsl import device as d
+from kernel.backends.flydsl import kernel_cache
 from kernel.backends.flydsl.geometry import LANES
 from kernel.backends.flydsl.topk_candidates import SLICE, State
 from kernel.backends.flydsl.topk_row import GROUP_CHUNK, QUAD, ROW_CHUNK, Cells, RowSelector, lds_bytes
@@ -228,11 +229,13 @@ def compile_and_launch(variant: Variant, *arguments: int) -> Callable[..., None]
     Returns:
         The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
     """
-    compiled = flyc.compile(build(variant), *arguments[:-1], fx.Stream(arguments[-1]))
+    with kernel_cache.compiling(variant.name):
+        compiled = flyc.compile(build(variant), *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
 def compile_for(variant: Variant) -> str:
     """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    flyc.compile(build(variant), *[0] * len(fields(KernelArguments)), 1, 1, fx.Stream(None))
+    with kernel_cache.compiling(variant.name):
+        flyc.compile(build(variant), *[0] * len(fields(KernelArguments)), 1, 1, fx.Stream(None))
     return variant.name
