@@ -15,7 +15,7 @@ from kernel.backends import registry
 from tests.support.real_cases import ROOT
 
 BESIDE = Path(sys.prefix) / "triton"
-"""Where the Makefile puts the Triton of requirements-triton.lock, and a numpy its interpreter can use."""
+"""Where the Makefile puts the Triton of requirements-triton.lock, and a numpy that its interpreter takes."""
 IS_BESIDE = (BESIDE / "triton").is_dir()
 
 needs_triton = pytest.mark.skipif(
@@ -25,7 +25,7 @@ needs_triton = pytest.mark.skipif(
 
 
 def run_module(module: str, *words: str, **environment: str) -> str:
-    """Run a module of the tests in its own process, with the Triton beside, and return what it printed."""
+    """Run a module of the tests in a process of its own, with the Triton beside; return what it printed."""
     if IS_BESIDE:
         paths = [str(BESIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
