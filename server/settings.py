@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     context_parallel: int = Field(default=1, ge=1, le=64)
     """Ranks that sequences are spread over, each a process and, on a GPU backend, a GPU of its own; pages are
     shared out. Case files are scored by the first rank alone."""
-    rank_seconds: float = Field(default=60.0, gt=0)
+    rank_seconds: float = Field(default=60.0, gt=0, lt=DAY, allow_inf_nan=False)
     """Time that a rank may take longer than another for a call; then all ranks count as lost."""
     topk_blocks: int = 16
     """Blocks selected for a row of sequences when a call does not say."""
