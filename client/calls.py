@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -13,7 +13,7 @@ from client.call import BINARY, Call
 from client.errors import BadReplyError, LengthConflictError
 from client.records import CacheState, Health, Readiness, SequenceState, ServerInfo, record
 from indexer.case import Case, case_buffers
-from indexer.case.container import Array
+from indexer.case.container import DTYPES, Array
 from indexer.wire import Profile, ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
@@ -23,6 +23,9 @@ Order = Literal["score", "block"]
 CacheUse = Literal["cold", "warm"]
 OptionValue = int | str | bool | None
 R = TypeVar("R")
+
+_KEY_DTYPES = tuple(DTYPES[name] for name in ("BF16", "F16", "F32"))
+_QUERY_DTYPES = (*_KEY_DTYPES, DTYPES["F8_E4M3"])
 
 
 def health() -> Call[Health]:
@@ -72,7 +75,7 @@ def free_sequence(sequence: str) -> Call[None]:
 
 def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceState]:
     """Append keys. With ``start`` the server takes them once, so a lost answer does no harm."""
-    keys = _array("k", k)
+    keys = _array("k", k, _KEY_DTYPES)
 
     def arrived(error: IndexerError) -> SequenceState:
         if isinstance(error, LengthConflictError) and start is not None:
@@ -124,7 +127,7 @@ def score(
     q: Array, sequences: Sequence[str], query_lens: Sequence[int] | None, options: Mapping[str, OptionValue]
 ) -> Call[ScoreReply]:
     """Score a ragged batch over sequences."""
-    query = _array("q", q)
+    query = _array("q", q, _QUERY_DTYPES)
     if not isinstance(sequences, (list, tuple)):
         raise InvalidArgumentError(
             "sequences", repr(sequences)[:60], "must be a list or tuple of ids", "put a single id into a list"
@@ -196,10 +199,15 @@ def _without_expectations(case: Case) -> Case:
     return dataclasses.replace(case, expected_scores=None, expected_block_ids=None, engine=None)
 
 
-def _array(name: str, value: object) -> Array:
+def _array(name: str, value: object, dtypes: tuple[np.dtype[Any], ...]) -> Array:
     if not isinstance(value, np.ndarray):
         raise InvalidArgumentError(
             name, type(value).__name__, "must be a numpy array", "convert it (ml_dtypes has bfloat16)"
+        )
+    if value.dtype not in dtypes:
+        names = ", ".join(dtype.name for dtype in dtypes)
+        raise InvalidArgumentError(
+            f"{name}.dtype", value.dtype, f"must be one of {names}", "call .astype() with one of them"
         )
     return value
 

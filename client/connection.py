@@ -20,6 +20,7 @@ DEFAULT_RETRY_SECONDS = 30.0
 """Most seconds that a call waits for a busy server."""
 CONNECT_SECONDS = 5.0
 """Seconds to connect."""
+_MAX_PORT = 65535
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,13 +61,20 @@ class Connection:
             problem = "must be http://HOST:PORT or https://HOST"
         elif url.userinfo or url.query or url.fragment:
             problem = "must have no user, query or fragment"
+        elif url.port is not None and not 1 <= url.port <= _MAX_PORT:
+            problem = f"must have a port of 1 to {_MAX_PORT}"
         if problem:
             shown = str(url.copy_with(userinfo=None)) if url.host else self.url
             raise InvalidArgumentError("url", shown, problem, "give the server's root, and the token apart")
         token = self.token
-        if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+        if token is not None and not (
+            isinstance(token, str) and token and token.isascii() and token.isprintable() and " " not in token
+        ):
             raise InvalidArgumentError(
-                "token", "(not shown)", "must be printable ASCII without spaces", "pass the server's token"
+                "token",
+                "(not shown)",
+                "must be a str of printable ASCII without spaces",
+                "pass the server's token",
             )
 
     @staticmethod

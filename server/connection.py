@@ -1,4 +1,7 @@
-"""Connections of the web server: so many at a time, and each must send a whole request head in time."""
+"""Connections of the web server: so many at a time, and each must send in time what it owes.
+
+That is a request's head, and the rest of a body that was answered before it was complete.
+"""
 
 from __future__ import annotations
 
@@ -23,39 +26,47 @@ def protocol_of(seconds: float, max_connections: int) -> type[H11Protocol]:
     """The web server's protocol within these limits.
 
     Args:
-        seconds: time for a head, from the connection, or from its first bytes on a connection that is kept.
+        seconds: time for a head, from the connection, or from its first bytes on a connection that is kept;
+            and for the rest of a body, from the answer.
         max_connections: open connections; see :class:`ConnectionsLayer`.
     """
-    members = {"head_seconds": seconds, "max_connections": max_connections}
+    members = {"owed_seconds": seconds, "max_connections": max_connections}
     return type("Protocol", (LimitedProtocol,), members)
 
 
 class LimitedProtocol(H11Protocol):
-    """Closes a connection whose next request's head does not end in time, however its bytes trickle in.
+    """Closes a connection whose next request's head does not end in time, however its bytes trickle in, or
+    the rest of a body that was answered early: refused by its head, say.
 
     The web server itself waits without end for a head, before anything of this server, tokens included, sees
-    the request. A connection that waits between two requests is the web server's to close.
+    the request, and for such a rest once a byte of it has come. A connection that waits between two requests
+    is the web server's to close.
     """
 
-    head_seconds: float
+    owed_seconds: float
     max_connections: int
-    _head_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _awaited: type[object] | None = None
+    """What the timer runs for, see :meth:`_owed`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first head."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self.app_state = {**self.app_state, _CROWDED: len(self.connections)}
-            self.head_seconds = min(self.head_seconds, _CROWDED_SECONDS)
-        self._wait_for_head()
+            self.owed_seconds = min(self.owed_seconds, _CROWDED_SECONDS)
+        self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; stop to wait once they hold a head."""
+        """Take bytes; stop to wait once they hold what was owed."""
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_waiting()
-        elif self._head_timer is None:
-            self._wait_for_head()
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        """Begin to wait for the rest of a body that nobody will read."""
+        super().on_response_complete()
+        if self._owed() is h11.SEND_BODY:
+            self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop to wait."""
@@ -79,18 +90,32 @@ class LimitedProtocol(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _wait_for_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_seconds, self._give_up)
+    def _owed(self) -> type[object] | None:
+        """The peer's state if bytes are due from it: ``IDLE``, a head, or ``SEND_BODY``, an answered body."""
+        state = self.conn.their_state
+        answered = state is h11.SEND_BODY and self.conn.our_state is h11.DONE
+        return state if state is h11.IDLE or answered else None
+
+    def _wait(self) -> None:
+        owed = self._owed()
+        if owed is self._awaited:
+            return  # the time runs on, however many bytes came
+        self._stop_waiting()
+        if owed is not None and not self.transport.is_closing():
+            self._awaited = owed
+            self._timer = self.loop.call_later(self.owed_seconds, self._give_up)
 
     def _stop_waiting(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        self._awaited = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _give_up(self) -> None:
-        self._head_timer = None
-        if self.conn.their_state is h11.IDLE:
+        self._timer = None
+        if self._owed() is self._awaited:
             self.transport.close()
+        self._awaited = None
 
 
 class ConnectionsLayer:

@@ -88,15 +88,15 @@ def keys_of_json(body: bytearray) -> KeysBody:
     return KeysBody(_array("index_k", _parsed(KeysJson, body).index_k, (-1, HEAD_DIM)))
 
 
-def sequences_call_of_json(body: bytearray) -> SequencesCall:
-    """Read a call on sequences.
+def sequences_call_of_json(body: bytearray, num_heads: int) -> SequencesCall:
+    """Read a call on sequences. Lists without a query do not tell the heads, which are then ``num_heads``.
 
     Raises:
         ProblemError: 422, naming the member.
     """
     given = _parsed(SequencesJson, body)
     query_lens = None if given.query_lens is None else tuple(given.query_lens)
-    index_q = _array("index_q", given.index_q, (-1, 1, HEAD_DIM))
+    index_q = _array("index_q", given.index_q, (-1, num_heads, HEAD_DIM))
     return SequencesCall(index_q, tuple(given.sequences), query_lens)
 
 

@@ -34,7 +34,8 @@ class Limits(BaseModel):
     max_json_bytes: int
     max_call_bytes: int = Field(description="Memory for the scores, pages and block tables of one call.")
     max_call_flop: float = Field(
-        description="Work of a call: 32,768 flop a row and block, and 256 rows' for each page that it reads."
+        description="Work of a call: 32,768 flop a row and block, 256 rows' for each page that it reads, "
+        "and 768 rows' for each request."
     )
     max_connections: int
     max_sequences: int

@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     context_parallel: int = Field(default=1, ge=1, le=64)
     """Ranks that sequences are spread over, each a process and, on a GPU backend, a GPU of its own; pages are
     shared out. Case files are scored by the first rank alone."""
-    rank_seconds: float = Field(default=60.0, gt=0)
+    rank_seconds: float = Field(default=60.0, gt=0, lt=DAY, allow_inf_nan=False)
     """Time that a rank may take longer than another for a call; then all ranks count as lost."""
     topk_blocks: int = 16
     """Blocks selected for a row of sequences when a call does not say."""
@@ -81,8 +81,9 @@ class Settings(BaseSettings):
     max_call_bytes: int = Field(default=2048 * MIB, ge=1)
     """Memory that a call may take for scores, pages and block tables of its own; more gets 422."""
     max_call_flop: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    """Work that a call may take: 32,768 flop for each row and block that it scores, and 256 rows' more for
-    each page that it reads; a call of more gets 422. When not given: 5e11 on a CPU, 1e14 on a GPU."""
+    """Work that a call may take: 32,768 flop for each row and block that it scores, 256 rows' more for each
+    page that it reads and 768 rows' for each request; a call of more gets 422. When not given: 5e11 on a
+    CPU, 1e14 on a GPU."""
     max_connections: int = Field(default=512, ge=1)
     """Open connections; a request on a further one gets 503, /healthz excepted, and the connection is closed.
     Keep it well below the process's open files (ulimit -n)."""

@@ -9,23 +9,28 @@ all others:
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
+from numbers import Real
 
 import torch
 
 from indexer.distributed.ranks import RankGroup
 from indexer.distributed.traffic import HEADER_BYTES
 from kernel.errors import IndexerError, OutOfPagesError, RankDisagreementError
+from kernel.scalars import as_int
 
 _FORMAT = struct.Struct("<8q192s")
 _TEXT_BYTES = 192
 _DONE, _REFUSED, _OUT_OF_PAGES = 0, 1, 2
 _SAME_REMEDY = "make the same calls in the same order on every rank"
+_CONFIGURED = " with "
+"""Between the first call and what the rank was configured with, in the text of its header."""
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,15 @@ class Agreement:
 
     Args:
         ranks: the group.
-        config: what all ranks must have been configured with.
+        config: what all ranks must have been configured with, by argument. Looked at when the first call
+            is settled, so its body may still write to it.
         free_pages: pages that this rank's cache has free now.
     """
 
-    def __init__(self, ranks: RankGroup, config: object, free_pages: Callable[[], int]) -> None:
+    def __init__(self, ranks: RankGroup, config: Mapping[str, object], free_pages: Callable[[], int]) -> None:
         self._ranks = ranks
-        self._config = _fingerprint(repr(config))
+        self._config = config
+        self._config_print = 0
         self._free_pages_now = free_pages
         self._state = 0
         self._calls = 0
@@ -136,7 +143,7 @@ class Agreement:
         self._calls += 1
         outcomes = [header.outcome for header in headers]
         if not any(outcomes):
-            _check_same(headers)
+            _check_same(headers, tuple(self._config))
             self.free_pages = tuple(header.free_pages for header in headers)
             return
         shortages = [header for header in headers if header.outcome == _OUT_OF_PAGES]
@@ -159,8 +166,13 @@ class Agreement:
             outcome, text = _REFUSED, str(error) if own else f"{type(error).__name__}: {error}"
         else:
             outcome, text = _DONE, statement.call
+        if not self._calls:
+            configured = json.dumps([_plain(value) for value in self._config.values()], separators=(",", ":"))
+            self._config_print = _fingerprint(configured)
+            if outcome == _DONE:
+                text += f"{_CONFIGURED}{configured}"
         return Header(
-            config=self._config,
+            config=self._config_print,
             state=self._state,
             call=_fingerprint(statement.call),
             outcome=outcome,
@@ -180,21 +192,66 @@ class Agreement:
         return [Header.unpacked(row) for row in gathered]
 
 
-def _check_same(headers: list[Header]) -> None:
+def _check_same(headers: list[Header], arguments: tuple[str, ...]) -> None:
+    others, first = _others([header.config for header in headers])
+    if others:
+        differing, remedy = _differing(headers, others, first, arguments)
+        raise RankDisagreementError(others, f"was configured differently{differing}", remedy)
     reasons: tuple[tuple[str, Callable[[Header], object]], ...] = (
-        ("was configured differently", lambda header: header.config),
         ("made other calls before", lambda header: (header.state, header.calls)),
         ("makes another call", lambda header: header.call),
     )
     for reason, view in reasons:
-        views = [view(header) for header in headers]
-        # Of equally many the first: Counter keeps the order of ranks.
-        common = Counter(views).most_common(1)[0][0]
-        others = tuple(rank for rank, found in enumerate(views) if found != common)
+        others, first = _others([view(header) for header in headers])
         if others:
-            first = views.index(common)
             texts = f"{headers[others[0]].text!r}, and rank {first} {headers[first].text!r}"
             raise RankDisagreementError(others, f"{reason} ({texts})", _SAME_REMEDY)
+
+
+def _others(views: list[object]) -> tuple[tuple[int, ...], int]:
+    """The ranks whose view is not the commonest, and the first whose is."""
+    # Of equally many the first: Counter keeps the order of ranks.
+    common = Counter(views).most_common(1)[0][0]
+    return tuple(rank for rank, found in enumerate(views) if found != common), views.index(common)
+
+
+def _differing(
+    headers: list[Header], others: tuple[int, ...], first: int, arguments: tuple[str, ...]
+) -> tuple[str, str]:
+    """Each argument that differs, with both values and a rank that has each; and the remedy."""
+    values = {rank: _configured(headers[rank].text) for rank in (first, *others)}
+    if any(len(found) != len(arguments) for found in values.values()):  # a text too long for a header
+        return "", "pass the same arguments on every rank"
+    shown: dict[str, str] = {}
+    for place, argument in enumerate(arguments):
+        common = values[first][place]
+        rank = next((rank for rank in others if values[rank][place] != common), None)
+        if rank is not None:
+            shown[argument] = f"{argument} = {values[rank][place]!r}, and {common!r} on rank {first}"
+            if len(others) > 1:
+                shown[argument] = f"rank {rank}: {shown[argument]}"
+    return f" ({'; '.join(shown.values())})", f"pass the same {' and '.join(shown)} on every rank"
+
+
+def _configured(text: str) -> list[object]:
+    try:
+        values: list[object] = json.loads(text.partition(_CONFIGURED)[2])
+    except ValueError:
+        return []
+    return values
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it: numbers of any type that are equal are the same."""
+    if value is None or isinstance(value, bool):
+        return value
+    number = as_int(value)
+    if number is not None:
+        return number
+    if isinstance(value, Real):
+        real = float(value)
+        return int(real) if real.is_integer() else real
+    return str(value)
 
 
 def _fingerprint(text: str) -> int:

@@ -29,8 +29,10 @@ from kernel.contract import HEAD_DIM
 from kernel.errors import RankLostError, UnknownSequenceError
 from kernel.scalars import as_int
 
-_PROTOCOL = 1
+_PROTOCOL = 2
 """Raised with every change of what ranks send each other."""
+_AGREED = tuple(field.name for field in fields(IndexerConfig) if field.name != "device")
+"""Fields of the configuration that are the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -83,21 +85,21 @@ class DistributedIndexScorer(IndexScorer):
         deadline_seconds: float = 30.0,
     ) -> None:
         self._ranks = RankGroup(group, deadline_seconds)
-        facts = [
-            getattr(config, field.name, None) for field in fields(IndexerConfig) if field.name != "device"
-        ]
-        self._agreement = Agreement(
-            self._ranks,
-            (_PROTOCOL, *facts, self._ranks.size, head_groups, deadline_seconds),
-            lambda: self._cache.allocator.num_free,
-        )
+        facts = {
+            "protocol version": _PROTOCOL,
+            **{name: getattr(config, name, None) for name in _AGREED},
+            "ranks": self._ranks.size,
+            "head_groups": head_groups,
+            "deadline_seconds": deadline_seconds,
+        }
+        self._agreement = Agreement(self._ranks, facts, lambda: self._cache.allocator.num_free)
         self._striped: dict[int, _Striped] = {}
-        with self._agreement.settled("construct", changes=True) as statement:
+        with self._agreement.settled("construct", changes=True):
             super().__init__(config)
             heads = self.config.num_index_heads
             self._division = Division.of(self._ranks.rank, self._ranks.size, heads, head_groups)
             self._share = ShareScorer(self._backend, self.pages, self._lut)
-            statement.says(self.backend)
+            facts["backend"] = self.backend  # "auto" may be another one on each rank
 
     @property
     def context_ranks(self) -> int:

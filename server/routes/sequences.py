@@ -58,10 +58,11 @@ async def score(request: Request, options: Annotated[ScoreOptions, Query()]) -> 
     A sequence may be named several times. The answer has the form of the body unless `Accept` asks for the
     other one.
     """
+    num_heads = state_of(request).settings.num_index_heads
     return await answer_scores(
         request,
         decode_sequences_call,
-        sequences_call_of_json,
+        lambda body: sequences_call_of_json(body, num_heads),
         lambda engine, owner, call: engine.score_sequences(owner, call, options),
     )
 

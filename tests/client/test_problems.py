@@ -147,8 +147,12 @@ def test_scores_of_another_call_are_a_bad_reply() -> None:
         ("url", {"url": "http://host/?a=1"}),
         ("url", {"url": "http://user:secret@host"}),
         ("url", {"url": "http://[::1"}),
+        ("url", {"url": "http://127.0.0.1:99999"}),
+        ("url", {"url": "http://127.0.0.1:0"}),
         ("token", {"token": ""}),
         ("token", {"token": "two words"}),
+        ("token", {"token": b"bytes-break"}),
+        ("token", {"token": 5}),
         ("token", {"token": "line\nbreak"}),
         ("timeout", {"timeout": 0}),
         ("timeout", {"timeout": float("nan")}),
@@ -181,6 +185,19 @@ def test_an_id_that_is_none_is_not_sent(sequence: Any) -> None:
 def test_what_is_no_tensor_is_not_sent(k: Any) -> None:
     with Client(URL, transport=Script()) as client, pytest.raises(InvalidArgumentError):
         client.append_keys("aa", k)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.complex64, object, ">f4"])
+def test_a_dtype_that_the_server_does_not_take_is_named(dtype: Any) -> None:
+    with Client(URL, transport=Script()) as client:
+        with pytest.raises(InvalidArgumentError) as caught:
+            client.append_keys("aa", np.zeros((1, 128), dtype))
+        assert caught.value.argument == "k.dtype"
+        assert caught.value.limit == "must be one of bfloat16, float16, float32"
+        with pytest.raises(InvalidArgumentError) as caught:
+            client.score(np.zeros((1, 4, 128), dtype), ["aa"])
+        assert caught.value.argument == "q.dtype"
+        assert caught.value.limit == "must be one of bfloat16, float16, float32, float8_e4m3fn"
 
 
 Q = np.zeros((2, 4, 128), np.float32)

@@ -230,7 +230,11 @@ def test_configurations_that_differ(pool: RankPool, change: dict[str, Any], rank
     for error in pool.run(attempt_to_make, configs, 3, {"head_groups": 1}, ranks=range(3)):
         assert isinstance(error, RankDisagreementError)
         assert error.ranks == (2,)
-        assert "was configured differently" in str(error)
+        (argument, value), before = next(iter(change.items())), vars(CONFIG)
+        assert f"configured differently ({argument} = {value!r}, and {before[argument]!r} on rank 0)" in str(
+            error
+        )
+        assert error.remedy == f"pass the same {argument} on every rank"
 
 
 def test_ranks_that_cannot_be_divided(pool: RankPool) -> None:

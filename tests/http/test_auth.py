@@ -125,10 +125,13 @@ def test_settings_that_cannot_be_used_are_named() -> None:
     assert "--insecure" in _refused("--host=0.0.0.0")
     assert "tokens" in _refused("--host=0.0.0.0", NVFP4_INDEXER_TOKENS="short")
     assert "queue_places" in _refused("--queue-places=0")
+    assert "rank_seconds" in _refused("--rank-seconds=86400")
 
 
-@pytest.mark.parametrize("value", ["inf", "nan", "-inf", "0", "86401"])
-@pytest.mark.parametrize("name", ["deadline_seconds", "sequence_ttl_seconds", "drain_seconds"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf", "0", "86401", "1e300"])
+@pytest.mark.parametrize(
+    "name", ["deadline_seconds", "rank_seconds", "sequence_ttl_seconds", "drain_seconds"]
+)
 def test_times_are_finite(name: str, value: str) -> None:
     if (name, value) in (("sequence_ttl_seconds", "86401"), ("drain_seconds", "0")):
         return  # these two may

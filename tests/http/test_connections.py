@@ -119,3 +119,70 @@ def test_a_body_that_is_not_http_is_a_problem_and_frees_its_place(small: LiveSer
         while client.get("/v1/activity").json()["places_taken"]:
             assert time.monotonic() < end
     assert not [event for event in small.events() if event.get("level") == "error"]
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[LiveServer]:
+    """A server with a token that waits a second for what a connection owes."""
+    tokens = {"NVFP4_INDEXER_TOKENS": "token-of-this-test"}
+    flags = ("--backend=cpu", "--num-pages=8", "--deadline-seconds=1", "--max-json-bytes=100")
+    with LiveServer(*flags, environment=tokens) as live:
+        yield live
+
+
+OWING = {
+    "401": ("POST /v1/score", "Content-Length: 1000", b"401"),
+    "413": ("POST /v1/score", "Authorization: Bearer token-of-this-test\r\nContent-Length: 1000", b"413"),
+    "200": ("GET /healthz", "Content-Length: 1000", b"200"),
+    "chunked": ("GET /healthz", "Transfer-Encoding: chunked", b"200"),
+}
+"""Requests that are answered before their body is complete: method and path, headers, status."""
+
+
+def owing(server: LiveServer, kind: str) -> socket.socket:
+    """A connection whose request was answered before its body came."""
+    line, headers, status = OWING[kind]
+    connection = connect(server)
+    connection.sendall(
+        f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}\r\n\r\n".encode()
+    )
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(65536)
+    assert answer[9:12] == status
+    return connection
+
+
+@pytest.mark.parametrize("kind", OWING)
+def test_the_rest_of_a_body_that_was_answered_early_must_come_in_time(hasty: LiveServer, kind: str) -> None:
+    with owing(hasty, kind) as connection:
+        connection.settimeout(0.2)
+        began = time.monotonic()
+        part = b"5\r\nbytes\r\n" if kind == "chunked" else b"x"
+        while True:  # however the bytes trickle in
+            assert time.monotonic() - began < 15
+            try:
+                connection.sendall(part)
+                if connection.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() - began > 0.5
+
+
+def test_one_byte_of_the_rest_does_not_keep_the_place(hasty: LiveServer) -> None:
+    with owing(hasty, "401") as connection:
+        connection.sendall(b"x")
+        connection.settimeout(15)
+        assert all_of(connection) == b""
+
+
+def test_a_connection_whose_rest_comes_in_time_is_kept(hasty: LiveServer) -> None:
+    with owing(hasty, "401") as connection:
+        connection.sendall(b"x" * 400)
+        time.sleep(0.1)
+        connection.sendall(b"x" * 600)
+        for _ in range(2):
+            assert is_ready(connection)

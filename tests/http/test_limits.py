@@ -11,7 +11,16 @@ import pytest
 
 from indexer.case import Case, encode_case
 from indexer.replay import flop
-from server.limits import MAX_FLOP_CPU, MAX_FLOP_GPU, PAGE_ROWS, call_flop
+from server.limits import (
+    MAX_FLOP_CPU,
+    MAX_FLOP_GPU,
+    PAGE_ROWS,
+    REQUEST_ROWS,
+    CallLimits,
+    call_flop,
+    check_case,
+)
+from server.problems import ProblemError
 from tests.support.http_calls import (
     assert_problem,
     binary,
@@ -23,7 +32,7 @@ from tests.support.http_calls import (
 from tests.support.live_server import LiveServer
 
 RAGGED = ((300, 45), (0, 0), (129, 1), (128, 128), (700, 0), (1, 1), (385, 257))
-MAX_FLOP = 2 * 128 * 128 * (4 * 3 + PAGE_ROWS * 3)
+MAX_FLOP = 2 * 128 * 128 * (4 * 3 + PAGE_ROWS * 3 + REQUEST_ROWS)
 """Of one query of four heads to three blocks."""
 
 
@@ -39,11 +48,11 @@ def thin_case(requests: int, queries: int) -> Case:
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_the_work_is_that_of_every_visible_cell_and_of_every_page(heads: int) -> None:
+def test_the_work_is_that_of_every_visible_cell_page_and_request(heads: int) -> None:
     case = random_case(RAGGED, heads)
     pages = sum(-(-tokens // 128) for tokens, queries in RAGGED if queries)
     work = call_flop(heads, case.seq_lens.tolist(), case.query_lens.tolist())
-    assert work == flop(case) + 2 * 128 * 128 * PAGE_ROWS * pages
+    assert work == flop(case) + 2 * 128 * 128 * (PAGE_ROWS * pages + REQUEST_ROWS * len(RAGGED))
     assert call_flop(heads, [], []) == 0
     assert call_flop(heads, [5], [9]) >= 0, "lengths that do not fit are refused elsewhere"
 
@@ -51,6 +60,23 @@ def test_the_work_is_that_of_every_visible_cell_and_of_every_page(heads: int) ->
 def test_defaults_let_large_calls_in() -> None:
     assert call_flop(4, [8192 * 4], [8192]) < MAX_FLOP_CPU
     assert 10 * call_flop(4, [1 << 20], [8192]) < MAX_FLOP_GPU
+
+
+def test_many_tiny_requests_are_as_much_work_as_they_take_time() -> None:
+    """20,000 requests of a key and a query take two cores some 6 s, more than the default means to allow."""
+    count = 20_000
+    tiny = Case(
+        index_q=np.zeros((count, 4, 128), dtype=ml_dtypes.bfloat16),
+        index_k=np.zeros((count, 128), dtype=ml_dtypes.bfloat16),
+        cu_seqlens_q=np.arange(count + 1, dtype=np.int32),
+        seq_lens=np.ones(count, dtype=np.int32),
+    )
+    limits = CallLimits(1 << 31, MAX_FLOP_CPU)
+    with pytest.raises(ProblemError, match="20000 queries of 20000 requests"):
+        check_case(tiny, limits, scores=False)
+    assert call_flop(4, [1 << 17] * 32, [1] * 32) < MAX_FLOP_CPU
+    requests = call_flop(4, [8192] * 32, [1] * 32) - 32 * 64 * 32768 * (4 + PAGE_ROWS)
+    assert requests == 32 * 32768 * REQUEST_ROWS < MAX_FLOP_CPU / 500, "nothing to a decode step"
 
 
 def test_a_small_body_that_means_much_work_is_refused(client: httpx.Client) -> None:

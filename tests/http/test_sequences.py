@@ -126,6 +126,19 @@ def test_json_bodies(client: httpx.Client) -> None:
     client.delete(f"/v1/sequences/{sequence}")
 
 
+def test_json_without_rows(client: httpx.Client) -> None:
+    sequence = make_sequence(client, normals(3, 128))
+    path = "/v1/sequences/score"
+    for names, lens in (([], None), ([], []), ([sequence], [0]), ([sequence], None)):
+        body = {"sequences": names, "index_q": [], "query_lens": lens}
+        reply = client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        binary_reply = client.post(path, **sequences_body(normals(0, 4, 128), names, lens))
+        assert decode_reply(binary_reply.content).block_ids.shape[:2] == (4, 0)
+        assert reply.json()["block_ids"] == [[]] * 4
+    client.delete(f"/v1/sequences/{sequence}")
+
+
 def test_bad_calls_are_named_and_change_nothing(client: httpx.Client) -> None:
     sequence = make_sequence(client, normals(10, 128))
     nan = normals(4, 128)

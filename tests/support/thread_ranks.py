@@ -50,8 +50,7 @@ class ThreadRanks:
     """
 
     def __init__(self, config: IndexerConfig, ranks: int, head_groups: int) -> None:
-        payloads, barrier = [torch.empty(0)] * ranks, threading.Barrier(ranks)
-        groups = [_ThreadRank(rank, payloads, barrier) for rank in range(ranks)]
+        groups = _groups(ranks)
         self._threads = ThreadPoolExecutor(ranks)
 
         def make(rank: int) -> DistributedIndexScorer:
@@ -68,6 +67,18 @@ class ThreadRanks:
 
     def _on_all(self, values: Sequence[Any], function: Callable[[Any], T]) -> list[T]:
         return list(self._threads.map(function, values))
+
+
+def thread_ranks_of(ranks: int, function: Callable[[int, Any], T]) -> list[T]:
+    """What a function gives on every rank, called at once with the rank and its group."""
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(ranks) as threads:
+        patch.setattr("indexer.distributed.scorer.RankGroup", _given_group)
+        return list(threads.map(function, range(ranks), _groups(ranks)))
+
+
+def _groups(ranks: int) -> list[_ThreadRank]:
+    payloads, barrier = [torch.empty(0)] * ranks, threading.Barrier(ranks)
+    return [_ThreadRank(rank, payloads, barrier) for rank in range(ranks)]
 
 
 def _given_group(group: RankGroup, _: float) -> RankGroup:
