@@ -66,7 +66,7 @@ def test_run_only_with_the_kernels_of_another_version(tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     error = json.loads(line)
     assert error["error"] == "DeviceUnavailableError"
-    assert f"FLYDSL_RUNTIME_CACHE_DIR={tmp_path} holds no score_prefill_h4 of this version" in error["reason"]
+    assert f"FLYDSL_RUNTIME_CACHE_DIR={tmp_path} holds no insert_bf16 of this version" in error["reason"]
     assert f"kernel compile --cache {tmp_path}" in error["remedy"]
 
 
