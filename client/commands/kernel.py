@@ -15,7 +15,7 @@ from client.options import JsonOption
 
 kernel = typer.Typer(
     name="kernel",
-    help="Compile the gfx950 kernels, and report on them.",
+    help="Compile and export the gfx950 kernels, and report on them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -23,7 +23,7 @@ kernel = typer.Typer(
 
 @kernel.callback()
 def _group() -> None:
-    """Compile the gfx950 kernels, and report on them."""
+    """Compile and export the gfx950 kernels, and report on them."""
 
 
 kernel.command("report")(report)
@@ -57,3 +57,27 @@ def compile_(
         )
     else:
         output().print(f"Compiled {', '.join(kernels)} in {seconds:.1f} s.")
+
+
+@kernel.command("export")
+def export(
+    out: Annotated[Path, typer.Option(help="Folder for nvfp4-indexer-kernels.so, made if missing.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compile every kernel for gfx950 into one shared library, with no GPU. What uses it needs no FlyDSL.
+
+    The backends flydsl and flydsl-sim take the library that NVFP4_INDEXER_KERNEL_LIBRARY names. It belongs to
+    this version of the package, and another one refuses it.
+    """
+    from client.terminal import output, status
+    from kernel.backends.flydsl.library_export import export_library
+
+    with one_line_errors(as_json), status() as on_step:
+        on_step("compiling for gfx950")
+        started = time.perf_counter()
+        library, kernels = export_library(out)
+        seconds = time.perf_counter() - started
+    if as_json:
+        print(json.dumps({"library": str(library), "kernels": kernels, "seconds": seconds}))
+    else:
+        output().print(f"Exported {', '.join(kernels)} to {library} in {seconds:.1f} s.")

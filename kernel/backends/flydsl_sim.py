@@ -8,17 +8,22 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and what it found or lacks. Builds, loads and sets nothing."""
-    from kernel.backends.flydsl import kernel_cache, runtime, toolchain
+    from kernel.backends.flydsl import kernel_cache, kernel_library, runtime, toolchain
     from kernel.gfx950.hip import simulated_device
 
     try:
-        linker = toolchain.check()
-        kernel_cache.check()
-        runtime.check()
+        library = kernel_library.chosen()
+        if library is not None:
+            kernel_library.check(library)
+            source = f"kernel library {library}"
+        else:
+            source = toolchain.check()
+            kernel_cache.check()
+            runtime.check()
         found = simulated_device().check()
     except DeviceUnavailableError as error:
         return False, str(error)
-    return True, f"interprets the gfx950 kernels on the CPU, slowly: {linker}, {found}"
+    return True, f"interprets the gfx950 kernels on the CPU, slowly: {source}, {found}"
 
 
 def create(device: str | None, precision: Precision) -> Backend:

@@ -17,13 +17,17 @@ __all__ = ["check_precision", "create", "probe"]
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and why."""
-    from kernel.backends.flydsl import kernel_cache, toolchain
+    from kernel.backends.flydsl import kernel_cache, kernel_library, toolchain
 
     try:
         device = RocmDevice(torch.device("cuda"))
-        toolchain.check()
-        kernel_cache.check()
-        preflight(device)
+        library = kernel_library.chosen()
+        if library is not None:
+            kernel_library.load(library, device)
+        else:
+            toolchain.check()
+            kernel_cache.check()
+            preflight(device)
     except DeviceUnavailableError as error:
         return False, str(error)
     return True, f"{device.torch_device} is a gfx950 with {device.compute_units} compute units"

@@ -1,39 +1,91 @@
-"""The kernels of one launcher, compiled at their first launch and kept."""
+"""The kernels of one launcher: the kernel library's, else compiled at their first launch."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from kernel.backends.flydsl import kernel_cache, kernel_library, toolchain
+from kernel.backends.flydsl.kernel_library import LibraryKernels
+from kernel.backends.flydsl.runtime import Device, launching, preflight
+
+if TYPE_CHECKING:
+    import torch
 
 Launch = Callable[..., None]
 """A compiled kernel: its arguments in order, the stream last."""
+Key = TypeVar("Key", bound=Hashable)
+_Key = TypeVar("_Key", bound=Hashable, contravariant=True)
 
 
-class CompiledKernels:
-    """Compiled kernels by what tells them apart; may be used from several threads.
+class Kernels(Protocol[_Key]):
+    """Kernels by what tells them apart, on one device; may be used from several threads."""
 
-    Each belongs to the GPU that it was first launched on.
+    def launch(self, key: _Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
+        """Launch; asynchronous on a GPU.
+
+        Args:
+            key: which kernel.
+            tensors: every tensor whose address the launch is given.
+            arguments: the launch's, without the stream.
+
+        Raises:
+            LaunchError: a HIP call failed; outputs are undefined.
+            DeviceUnavailableError: there is no such kernel, and it may not be compiled here.
+        """
+        ...
+
+
+def kernels_on(
+    device: Device, name_of: Callable[[Key], str], compile_and_launch: Callable[..., Launch]
+) -> Kernels[Key]:
+    """The kernels of a launcher on a device.
 
     Args:
+        device: where launches go.
+        name_of: a kernel's symbol by its key.
         compile_and_launch: takes the key and the launch's arguments, the stream's handle last; returns the
             launch without tracing.
+
+    Raises:
+        DeviceUnavailableError: what is missing there, or for compiling; or the kernel library is unfit.
+    """
+    path = kernel_library.chosen()
+    if path is None:
+        return CompiledKernels(device, name_of, compile_and_launch)
+    return LibraryKernels(device, kernel_library.load(path, device), name_of)
+
+
+class CompiledKernels(Generic[Key]):
+    """Kernels that FlyDSL compiles, or loads from its cache; see :class:`Kernels`.
+
+    Each belongs to the GPU that it was first launched on.
     """
 
-    def __init__(self, compile_and_launch: Callable[..., Launch]) -> None:
+    def __init__(
+        self, device: Device, name_of: Callable[[Key], str], compile_and_launch: Callable[..., Launch]
+    ) -> None:
+        toolchain.prepare()
+        kernel_cache.prepare()
+        preflight(device)
+        self._device, self._name_of = device, name_of
         self._compile_and_launch = compile_and_launch
-        self._kernels: dict[Hashable, Launch] = {}
+        self._kernels: dict[Key, Launch] = {}
         self._compiling = threading.Lock()
 
-    def launch(self, key: Hashable, *arguments: int) -> None:
+    def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
         """Launch, and compile first where this is the first time."""
-        kernel = self._kernels.get(key)
-        if kernel is None:
-            with self._compiling:
-                kernel = self._kernels.get(key)
-                if kernel is None:
-                    self._kernels[key] = self._compile_and_launch(key, *arguments)
-                    return
-        kernel(*arguments[:-1], _stream(arguments[-1]))
+        with launching(self._device, tensors) as stream:
+            kernel = self._kernels.get(key)
+            if kernel is None:
+                with self._compiling:
+                    kernel = self._kernels.get(key)
+                    if kernel is None:
+                        with kernel_cache.compiling(self._name_of(key)):
+                            self._kernels[key] = self._compile_and_launch(key, *arguments, stream)
+                        return
+            kernel(*arguments, _stream(stream))
 
 
 def _stream(handle: int) -> object:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import cast
 
 import flydsl.compiler as flyc
@@ -21,15 +22,13 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl import kernel_cache
+from kernel.backends.flydsl import kernel_cache, kernel_names
+from kernel.backends.flydsl.ahead import compile_ahead
+from kernel.backends.flydsl.insert_geometry import KEYS_PER_WORKGROUP, LOAD_BYTES, THREADS
 from kernel.backends.flydsl.insert_quantize import quantized, unpacked
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUP_DIMS, GROUPS
 
-THREADS = 256
-KEYS_PER_WORKGROUP = THREADS // GROUPS
-LOAD_BYTES = 16
-"""Keys are loaded in pieces of so many bytes, aligned to them."""
 _CODE_BYTES_A_GROUP = GROUP_DIMS // 2
 
 
@@ -98,7 +97,7 @@ def build(key_type: KeyType) -> Callable[..., None]:
         A function of :class:`KernelArguments`' fields in order, the number of workgroups and a stream.
     """
 
-    @flyc.kernel(name=kernel_name(key_type), known_block_size=[THREADS, 1, 1])  # type: ignore[untyped-decorator]
+    @flyc.kernel(name=kernel_names.insert(key_type), known_block_size=[THREADS, 1, 1])  # type: ignore[untyped-decorator]
     def kernel(
         keys: fx.Int64,
         key_stride: fx.Int64,
@@ -132,18 +131,12 @@ def build(key_type: KeyType) -> Callable[..., None]:
 
 def compile_and_launch(key_type: KeyType, *arguments: int) -> Callable[..., None]:
     """Compile, or load from FlyDSL's cache, by a first launch; see ``topk.compile_and_launch``."""
-    with kernel_cache.compiling(kernel_name(key_type)):
+    with kernel_cache.compiling(kernel_names.insert(key_type)):
         compiled = flyc.compile(build(key_type), *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
-def compile_for(key_type: KeyType) -> str:
-    """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    with kernel_cache.compiling(kernel_name(key_type)):
-        flyc.compile(build(key_type), *[0] * len(fields(KernelArguments)), 1, fx.Stream(None))
-    return kernel_name(key_type)
-
-
-def kernel_name(key_type: KeyType) -> str:
-    """The kernel's symbol."""
-    return f"insert_{key_type.value}"
+def compile_for(key_type: KeyType, objects: Path | None = None) -> str:
+    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
+    numbers = [*[0] * len(fields(KernelArguments)), 1]
+    return compile_ahead(build(key_type), kernel_names.insert(key_type), numbers, objects)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from kernel.backends.flydsl import toolchain
-from kernel.backends.flydsl.compiled import CompiledKernels, Launch
+from kernel.backends.flydsl import kernel_names
+from kernel.backends.flydsl.compiled import Launch, kernels_on
+from kernel.backends.flydsl.insert_geometry import KEYS_PER_WORKGROUP, LOAD_BYTES
 from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.backends.flydsl.runtime import Device
 from kernel.contract import BLOCK_TOKENS
 
 _MAX_LAUNCH_KEYS = 1 << 27
@@ -18,10 +19,7 @@ class InsertLauncher:
     """Inserts keys on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
 
     def __init__(self, device: Device) -> None:
-        toolchain.prepare()
-        preflight(device)
-        self._device = device
-        self._compiled = CompiledKernels(_compile_and_launch)
+        self._kernels = kernels_on(device, kernel_names.insert, _compile_and_launch)
 
     def __call__(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise and scatter; asynchronous on a GPU. See :meth:`kernel.backends.base.Backend.insert`.
@@ -32,12 +30,10 @@ class InsertLauncher:
         Raises:
             LaunchError: a HIP call failed; what the slots hold is undefined.
         """
-        from kernel.backends.flydsl import insert
-
         if not keys.shape[0] or not pages.shape[0]:
             return
         key_bytes = keys.element_size()
-        alignment = insert.LOAD_BYTES
+        alignment = LOAD_BYTES
         if keys.stride(1) != 1 or keys.stride(0) * key_bytes % alignment or keys.data_ptr() % alignment:
             keys = keys.clone(memory_format=torch.contiguous_format)
         slots = slots.contiguous()
@@ -52,10 +48,9 @@ class InsertLauncher:
                 pages.stride(0),
                 pages.shape[0] * BLOCK_TOKENS,
                 num,
-                -(-num // insert.KEYS_PER_WORKGROUP),
+                -(-num // KEYS_PER_WORKGROUP),
             )
-            with launching(self._device, [keys, pages, slots]) as stream:
-                self._compiled.launch(KeyType.of(keys.dtype), *arguments, stream)
+            self._kernels.launch(KeyType.of(keys.dtype), [keys, pages, slots], *arguments)
 
 
 def _compile_and_launch(*arguments: int) -> Launch:

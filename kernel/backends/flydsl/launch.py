@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import torch
 
-from kernel.backends.flydsl import kernel_cache, toolchain
-from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.backends.flydsl import kernel_names
+from kernel.backends.flydsl.compiled import Launch, kernels_on
+from kernel.backends.flydsl.runtime import Device
 from kernel.batch import ScoreBatch
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, launches
 from kernel.plan_cache import PlanCache
@@ -16,8 +14,6 @@ from kernel.plan_cache import PlanCache
 _WORKGROUPS_PER_COMPUTE_UNIT = 2
 _OPERAND_ALIGNMENT = 16
 """Bytes that queries and LUT entries are loaded at."""
-
-Launch = Callable[..., None]
 
 
 class PrefillLauncher:
@@ -34,13 +30,9 @@ class PrefillLauncher:
     """
 
     def __init__(self, device: Device) -> None:
-        toolchain.prepare()
-        kernel_cache.prepare()
-        preflight(device)
+        self._kernels = kernels_on(device, kernel_names.score_prefill, _compile_and_launch)
         self._device = device
         self._plans = PlanCache()
-        self._compiled: dict[int, Launch] = {}
-        self._compiling = threading.Lock()
 
     def __call__(self, batch: ScoreBatch, scores: torch.Tensor, maxima: torch.Tensor | None = None) -> None:
         """Score the batch; asynchronous on a GPU.
@@ -90,26 +82,13 @@ class PrefillLauncher:
                 batch.local_blocks,
                 len(chunk),
             )
-            with launching(self._device, tensors) as stream:
-                self._launch(batch.num_heads, *arguments, stream)
-
-    def _launch(self, heads: int, *arguments: int) -> None:
-        compiled = self._compiled.get(heads)
-        if compiled is None:
-            with self._compiling:
-                compiled = self._compiled.get(heads)
-                if compiled is None:
-                    from kernel.backends.flydsl import score_prefill
-
-                    self._compiled[heads] = score_prefill.compile_and_launch(heads, *arguments)
-                    return
-        compiled(*arguments[:-1], _stream(arguments[-1]))
+            self._kernels.launch(batch.num_heads, tensors, *arguments)
 
 
-def _stream(handle: int) -> object:
-    import flydsl.expr as fx
+def _compile_and_launch(*arguments: int) -> Launch:
+    from kernel.backends.flydsl import score_prefill
 
-    return fx.Stream(handle)
+    return score_prefill.compile_and_launch(*arguments)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

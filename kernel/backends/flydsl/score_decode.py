@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Literal, cast
 
 import flydsl.compiler as flyc
@@ -33,7 +34,8 @@ from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
-from kernel.backends.flydsl import kernel_cache
+from kernel.backends.flydsl import kernel_cache, kernel_names
+from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.score_decode_arguments import LDS_BYTES, LUT_AT, DecodeArguments
 from kernel.backends.flydsl.score_decode_output import clear_spread_maxima, store_spread_maxima
 from kernel.backends.flydsl.score_decode_registers import RegisterPages
@@ -72,7 +74,7 @@ def build(heads: int, layout: Layout) -> Callable[..., None]:
         A function of :class:`DecodeArguments`' fields in order, the number of workgroups and a stream.
     """
 
-    @flyc.kernel(name=kernel_name(heads, layout), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
+    @flyc.kernel(name=kernel_names.score_decode(heads, layout), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
     def kernel(
         q: fx.Int64,
         pages: fx.Int64,
@@ -203,18 +205,12 @@ def compile_and_launch(heads: int, layout: Layout, *arguments: int) -> Callable[
         The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
     """
     launch = build(heads, layout)
-    with kernel_cache.compiling(kernel_name(heads, layout)):
+    with kernel_cache.compiling(kernel_names.score_decode(heads, layout)):
         compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
-def compile_for(heads: int, layout: Layout = "registers") -> str:
-    """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    with kernel_cache.compiling(kernel_name(heads, layout)):
-        flyc.compile(build(heads, layout), *[0] * len(fields(DecodeArguments)), 1, fx.Stream(None))
-    return kernel_name(heads, layout)
-
-
-def kernel_name(heads: int, layout: Layout = "registers") -> str:
-    """The kernel's symbol."""
-    return f"score_decode_h{heads}" + ("" if layout == "registers" else f"_{layout}")
+def compile_for(heads: int, objects: Path | None = None, layout: Layout = "registers") -> str:
+    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
+    numbers = [*[0] * len(fields(DecodeArguments)), 1]
+    return compile_ahead(build(heads, layout), kernel_names.score_decode(heads, layout), numbers, objects)

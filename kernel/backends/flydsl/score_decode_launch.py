@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernel.backends.flydsl import toolchain
-from kernel.backends.flydsl.compiled import CompiledKernels, Launch
+from kernel.backends.flydsl import kernel_names
+from kernel.backends.flydsl.compiled import Launch, kernels_on
 from kernel.backends.flydsl.launch import aligned
-from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.backends.flydsl.runtime import Device
 from kernel.batch import Request, ScoreBatch
 from kernel.errors import InvalidArgumentError
 from kernel.plan import MAXIMA_BLOCKS
@@ -72,16 +72,17 @@ class DecodeLauncher:
     """
 
     def __init__(self, device: Device, layout: Layout = "registers") -> None:
-        toolchain.prepare()
-        preflight(device)
         self._device = device
+
+        def name_of(heads: int) -> str:
+            return kernel_names.score_decode(heads, layout)
 
         def compile_and_launch(heads: int, *arguments: int) -> Launch:
             from kernel.backends.flydsl import score_decode
 
             return score_decode.compile_and_launch(heads, layout, *arguments)
 
-        self._kernels = CompiledKernels(compile_and_launch)
+        self._kernels = kernels_on(device, name_of, compile_and_launch)
 
     def __call__(
         self,
@@ -163,8 +164,7 @@ class DecodeLauncher:
             log_workgroups,
             1 << log_workgroups,
         )
-        with launching(self._device, tensors) as stream:
-            self._kernels.launch(batch.num_heads, *arguments, stream)
+        self._kernels.launch(batch.num_heads, tensors, *arguments)
 
 
 def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) -> int:

@@ -33,13 +33,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import cast
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from kernel.backends.flydsl import geometry as geo
-from kernel.backends.flydsl import kernel_cache
+from kernel.backends.flydsl import kernel_names
+from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.score_item import ItemScorer, KernelArguments
 
 
@@ -50,7 +52,7 @@ def build(heads: int) -> Callable[..., None]:
         A function of :class:`KernelArguments`' fields in order, the number of work items and a stream.
     """
 
-    @flyc.kernel(name=kernel_name(heads), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
+    @flyc.kernel(name=kernel_names.score_prefill(heads), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
     def kernel(
         q: fx.Int64,
         pages: fx.Int64,
@@ -135,20 +137,11 @@ def compile_and_launch(heads: int, *arguments: int) -> Callable[..., None]:
     Returns:
         The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
     """
-    launch = build(heads)
-    with kernel_cache.compiling(kernel_name(heads)):
-        compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
+    compiled = flyc.compile(build(heads), *arguments[:-1], fx.Stream(arguments[-1]))
     return cast("Callable[..., None]", compiled)
 
 
-def compile_for(heads: int) -> str:
-    """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    addresses_and_strides = [0] * (len(fields(KernelArguments)) - 2)
-    with kernel_cache.compiling(kernel_name(heads)):
-        flyc.compile(build(heads), *addresses_and_strides, 0, 1, 1, fx.Stream(None))
-    return kernel_name(heads)
-
-
-def kernel_name(heads: int) -> str:
-    """The kernel's symbol."""
-    return f"score_prefill_h{heads}"
+def compile_for(heads: int, objects: Path | None = None) -> str:
+    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
+    numbers = [*[0] * (len(fields(KernelArguments)) - 2), 0, 1, 1]
+    return compile_ahead(build(heads), kernel_names.score_prefill(heads), numbers, objects)

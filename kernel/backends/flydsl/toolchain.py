@@ -6,8 +6,9 @@ import importlib.util
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 from kernel.backends.flydsl import kernel_cache, linker
@@ -64,23 +65,47 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
     Raises:
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
-    prepare()
-    from kernel.backends.flydsl import insert, score_decode, score_prefill, topk
-
-    settings = {"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0", kernel_cache.ENABLE: "1"}
+    settings = {kernel_cache.ENABLE: "1"}
     if cache_dir is not None:
         settings[kernel_cache.FOLDER] = str(cache_dir)
-    with _environment(settings):
+    return _compiled(None, None, settings)
+
+
+def export_kernels(objects: Path, names: Collection[str] | None = None) -> list[str]:
+    """Compile kernels to a folder's ``NAME.o`` and ``NAME.h``, for a library; FlyDSL's cache is used.
+
+    Args:
+        objects: the folder.
+        names: the kernels' names; all when None.
+
+    Returns:
+        The names.
+
+    Raises:
+        DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
+    """
+    return _compiled(objects, names, {})
+
+
+def _compiled(objects: Path | None, names: Collection[str] | None, settings: dict[str, str]) -> list[str]:
+    prepare()
+    from kernel.backends.flydsl import insert, kernel_names, score_decode, score_prefill, topk
+
+    kernels: list[tuple[str, Callable[[], str]]] = [
+        *(
+            (kernel_names.score_prefill(h), partial(score_prefill.compile_for, h, objects))
+            for h in SUPPORTED_HEADS
+        ),
+        *(
+            (kernel_names.score_decode(h), partial(score_decode.compile_for, h, objects))
+            for h in SUPPORTED_HEADS
+        ),
+        *((variant.name, partial(topk.compile_for, variant, objects)) for variant in VARIANTS),
+        *((kernel_names.insert(one), partial(insert.compile_for, one, objects)) for one in KeyType),
+    ]
+    with _environment({"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0"} | settings):
         kernel_cache.prepare()
-        return [
-            *(
-                score.compile_for(heads)
-                for score in (score_prefill, score_decode)
-                for heads in SUPPORTED_HEADS
-            ),
-            *map(topk.compile_for, VARIANTS),
-            *map(insert.compile_for, KeyType),
-        ]
+        return [compile_kernel() for name, compile_kernel in kernels if names is None or name in names]
 
 
 def assembly(heads: int) -> tuple[str, str]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import cast
 
 import flydsl.compiler as flyc
@@ -34,6 +35,7 @@ import flydsl.expr as fx
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import kernel_cache
+from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.geometry import LANES
 from kernel.backends.flydsl.topk_candidates import SLICE, State
 from kernel.backends.flydsl.topk_row import GROUP_CHUNK, QUAD, ROW_CHUNK, Cells, RowSelector, lds_bytes
@@ -234,8 +236,7 @@ def compile_and_launch(variant: Variant, *arguments: int) -> Callable[..., None]
     return cast("Callable[..., None]", compiled)
 
 
-def compile_for(variant: Variant) -> str:
-    """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched; returns the name."""
-    with kernel_cache.compiling(variant.name):
-        flyc.compile(build(variant), *[0] * len(fields(KernelArguments)), 1, 1, fx.Stream(None))
-    return variant.name
+def compile_for(variant: Variant, objects: Path | None = None) -> str:
+    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
+    numbers = [*[0] * len(fields(KernelArguments)), 1, 1]
+    return compile_ahead(build(variant), variant.name, numbers, objects)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 
 from kernel.backends.base import Order
-from kernel.backends.flydsl import toolchain
-from kernel.backends.flydsl.compiled import CompiledKernels, Launch
-from kernel.backends.flydsl.runtime import Device, launching, preflight
-from kernel.backends.flydsl.topk_variants import MAX_BLOCKS, WAVES, variant_for
+from kernel.backends.flydsl.compiled import Launch, kernels_on
+from kernel.backends.flydsl.runtime import Device
+from kernel.backends.flydsl.topk_variants import MAX_BLOCKS, WAVES, Variant, variant_for
 from kernel.errors import InvalidArgumentError
 
 _MAX_HEADS = 65_535
@@ -21,10 +20,7 @@ class TopkLauncher:
     """Selects rows' best blocks on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
 
     def __init__(self, device: Device) -> None:
-        toolchain.prepare()
-        preflight(device)
-        self._device = device
-        self._compiled = CompiledKernels(_compile_and_launch)
+        self._kernels = kernels_on(device, _name, _compile_and_launch)
 
     def __call__(
         self,
@@ -80,10 +76,13 @@ class TopkLauncher:
                 -(-num // rows),
                 heads,
             )
-            with launching(self._device, [*tensors, written]) as stream:
-                self._compiled.launch(variant, *arguments, stream)
+            self._kernels.launch(variant, [*tensors, written], *arguments)
         if written is not block_ids:
             block_ids.copy_(written)
+
+
+def _name(variant: Variant) -> str:
+    return variant.name
 
 
 def _compile_and_launch(*arguments: int) -> Launch:

@@ -1,0 +1,43 @@
+"""Compiling a launcher without launching it, for FlyDSL's cache or as an object file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import flydsl.compiler as flyc
+import flydsl.expr as fx
+
+from kernel.backends.flydsl import kernel_cache
+
+
+def compile_ahead(
+    launch: Callable[..., None], name: str, numbers: Sequence[int], objects: Path | None = None
+) -> str:
+    """Compile into FlyDSL's cache, with COMPILE_ONLY set so that nothing is launched.
+
+    Args:
+        launch: FlyDSL's launcher; its last argument is the stream.
+        name: the kernel's symbol.
+        numbers: what stands for the launcher's other arguments.
+        objects: a folder to export ``name.o`` to, with the code object and a launch that returns a code.
+
+    Returns:
+        The name.
+
+    Raises:
+        DeviceUnavailableError: the cache cannot be written.
+    """
+    arguments = (*numbers, fx.Stream(None))
+    with kernel_cache.compiling(name):
+        flyc.compile(launch, *arguments)
+    if objects is not None:
+        # flyc.compile gives no handle with COMPILE_ONLY, and without it launches what takes numbers: the
+        # handle is made of what was compiled.
+        jit: Any = launch
+        key, _ = jit._last_compiled
+        bound = jit._sig.bind(*arguments)
+        jit._resolve_arguments(bound.arguments)
+        jit._make_compiled_function(key, bound, None).export_to_c(str(objects), name, name)
+    return name

@@ -1,0 +1,164 @@
+"""The kernel library: every kernel compiled ahead, launched through ctypes, with no FlyDSL in the process.
+
+NVFP4_INDEXER_KERNEL_LIBRARY is its path; where it is not set, FlyDSL compiles. A kernel's module is loaded
+once a device, at its first launch there. Every failure is a return code, and a module that failed to load is
+tried again at the next launch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from kernel.backends.flydsl import library_manifest
+from kernel.backends.flydsl.library_manifest import Manifest, ManifestError
+from kernel.backends.flydsl.runtime import Device
+from kernel.errors import DeviceUnavailableError, LaunchError
+
+if TYPE_CHECKING:
+    import torch
+
+VARIABLE = "NVFP4_INDEXER_KERNEL_LIBRARY"
+FILE_NAME = "nvfp4-indexer-kernels.so"
+_ARGUMENT_BYTES = 8
+_CURRENT_DEVICE = -1
+_CODES = {-1: "module not initialised", -2: "module not loaded on this device"}
+"""FlyDSL's own codes; the others are HIP's."""
+_REMEDY = (
+    f"make it anew with `nvfp4-indexer kernel export`, or unset {VARIABLE} to compile at the first launch"
+)
+Key = TypeVar("Key", bound=Hashable)
+
+
+class KernelLibrary:
+    """A loaded library; the launches may be made from several threads.
+
+    Args:
+        loaded: the library.
+        manifest: what is in it.
+    """
+
+    def __init__(self, loaded: ctypes.CDLL, manifest: Manifest) -> None:
+        self._loaded, self._manifest = loaded, manifest
+        loaded.hipGetErrorName.argtypes = [ctypes.c_int]  # found in the HIP library that it is bound to
+        loaded.hipGetErrorName.restype = ctypes.c_char_p
+
+    def check(self, name: str) -> None:
+        """Refuse a kernel that is not in the library.
+
+        Raises:
+            DeviceUnavailableError: it is not.
+        """
+        if name not in self._manifest.kernels:
+            raise _unfit(os.environ.get(VARIABLE, self._loaded._name), f"it holds no {name}")
+
+    def load_module(self, name: str) -> int:
+        """Load a kernel on the current device; HIP's code, 0 where it is there."""
+        code = int(getattr(self._loaded, f"{name}__module_init")())
+        return code or int(getattr(self._loaded, f"{name}__module_load")(_CURRENT_DEVICE))
+
+    def launch(self, name: str, *arguments: int) -> int:
+        """Launch on the current device, the stream the last argument; HIP's code, 0 where it was launched."""
+        count = self._manifest.kernels[name]
+        if len(arguments) != count:
+            raise TypeError(f"{name} takes {count} arguments, not {len(arguments)}")
+        # A 32-bit argument is read from the lower half of its 8 bytes.
+        values = (ctypes.c_int64 * count)(*arguments)
+        first = ctypes.addressof(values)
+        places = (ctypes.c_void_p * count)(*range(first, first + _ARGUMENT_BYTES * count, _ARGUMENT_BYTES))
+        return int(getattr(self._loaded, name)(places))
+
+    def error_name(self, code: int) -> str:
+        """A code's name."""
+        return _CODES.get(code) or str(self._loaded.hipGetErrorName(code).decode())
+
+
+class LibraryKernels(Generic[Key]):
+    """A launcher's kernels, of the library; see :class:`kernel.backends.flydsl.compiled.Kernels`."""
+
+    def __init__(self, device: Device, library: KernelLibrary, name_of: Callable[[Key], str]) -> None:
+        self._device, self._library, self._name_of = device, library, name_of
+        self._on_device: set[str] = set()
+        self._loading = threading.Lock()
+
+    def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
+        """Launch, and load the module first where this is the first time."""
+        name = self._name_of(key)
+        self._library.check(name)
+        self._device.take_failure()  # left by someone else's calls
+        with self._device.registered(tensors):
+            self._load(name)
+            code = self._library.launch(name, *arguments, self._device.stream())
+        self._raise(code, f"in the launch of {name}", "outputs are undefined; the next launch starts afresh")
+
+    def _load(self, name: str) -> None:
+        if name in self._on_device:
+            return
+        with self._loading:
+            code = self._library.load_module(name)
+            remedy = "nothing was launched; free device memory if it ran out: the next launch loads it again"
+            self._raise(code, f"the module of {name} did not load", remedy)
+            self._on_device.add(name)
+
+    def _raise(self, code: int, reason: str, remedy: str) -> None:
+        failure = self._device.take_failure()
+        if isinstance(failure, (KeyboardInterrupt, SystemExit)):
+            raise failure
+        if code:
+            account = reason if failure is None else f"{reason}: {failure}"
+            raise LaunchError(code, self._library.error_name(code), account, remedy) from failure
+
+
+def chosen() -> Path | None:
+    """The library that the environment names, if any."""
+    named = os.environ.get(VARIABLE)
+    return Path(named) if named else None
+
+
+def check(path: Path) -> Manifest:
+    """The manifest of a library, without loading it.
+
+    Raises:
+        DeviceUnavailableError: it is missing, garbled, or of another version or architecture.
+    """
+    try:
+        return library_manifest.read(path)
+    except ManifestError as error:
+        raise _unfit(path, str(error)) from error
+    except OSError as error:
+        raise _unfit(path, error.strerror or str(error)) from error
+
+
+def load(path: Path, device: Device) -> KernelLibrary:
+    """Load a library, HIP first.
+
+    Raises:
+        DeviceUnavailableError: see :func:`check`; or the device or HIP is not there.
+    """
+    device.prepare()
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unfit(path, error.strerror or str(error)) from error
+    return _load(path.resolve(), found.st_mtime_ns, found.st_size)
+
+
+@functools.cache
+def _load(path: Path, _modified_ns: int, _size: int) -> KernelLibrary:
+    manifest = check(path)
+    try:
+        return KernelLibrary(ctypes.CDLL(str(path)), manifest)
+    except OSError as error:
+        raise DeviceUnavailableError(
+            f"{VARIABLE}={path} does not load: {error}",
+            "install ROCm 7 (libamdhip64.so.7 with symbols of version hip_4.2), or use the simulated device",
+        ) from error
+
+
+def _unfit(path: Path | str, reason: str) -> DeviceUnavailableError:
+    return DeviceUnavailableError(f"{VARIABLE}={path}: the kernel library cannot be used: {reason}", _REMEDY)

@@ -1,0 +1,97 @@
+"""Makes the kernel library: every kernel exported by FlyDSL, linked into one shared library. Needs no GPU."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from kernel.backends.flydsl import library_manifest, toolchain
+from kernel.backends.flydsl.kernel_library import FILE_NAME
+from kernel.errors import DeviceUnavailableError
+from kernel.gfx950.hip import build
+
+_LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,--strip-all")
+_SYSTEM = ("-lpthread", "-ldl")
+_TIMEOUT_S = 600
+_TOOLS = (("ld.lld", "ld"), ("llvm-objcopy", "objcopy"))
+"""What FlyDSL runs to make objects: one of each, on the path."""
+
+
+def check() -> None:
+    """What exporting needs beyond compiling.
+
+    Raises:
+        DeviceUnavailableError: a tool is missing.
+    """
+    toolchain.check()
+    build.compiler()
+    for names in _TOOLS:
+        if not any(map(shutil.which, names)):
+            raise DeviceUnavailableError(
+                f"FlyDSL's export needs {' or '.join(names)}: none is on the path", "install binutils"
+            )
+
+
+def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[Path, list[str]]:
+    """Compile kernels and link them.
+
+    Args:
+        folder: where the library goes, made if missing; a library there is replaced at once, so processes
+            that have loaded it keep theirs.
+        kernels: symbols of the kernels; all when None.
+
+    Returns:
+        The library, and its kernels' symbols.
+
+    Raises:
+        DeviceUnavailableError: something that compiling or linking needs is missing or fails, or the folder
+            cannot be written.
+    """
+    check()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
+            objects = Path(scratch)
+            names = toolchain.export_kernels(objects, None if kernels is None else set(kernels))
+            linked = objects / FILE_NAME
+            _link([objects / f"{name}.o" for name in names], linked)
+            counts = {name: _num_arguments(objects / f"{name}.h") for name in names}
+            sealed = objects / f"{FILE_NAME}.sealed"
+            sealed.write_bytes(library_manifest.sealed(linked.read_bytes(), counts))
+            sealed.replace(folder / FILE_NAME)
+    except OSError as error:
+        raise DeviceUnavailableError(
+            f"the kernel library cannot be made in {folder}: {error}", "name a folder that can be written"
+        ) from error
+    return folder / FILE_NAME, names
+
+
+def _num_arguments(header: Path) -> int:
+    found = re.search(r"_NUM_ARGS (\d+)", header.read_text())
+    if found is None:
+        raise DeviceUnavailableError(
+            f"FlyDSL's {header.name} has no number of arguments",
+            "pip install --force-reinstall flydsl==0.5.0",
+        )
+    return int(found[1])
+
+
+def _link(objects: list[Path], library: Path) -> None:
+    # Linked against the stand-in: from HIP only the name of its library and its symbols' version are taken,
+    # and those are ROCm 7's.
+    command = [*build.compiler(), *_LINK_FLAGS, "-o", str(library), *map(str, objects), str(build.library())]
+    try:
+        subprocess.run([*command, *_SYSTEM], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        raise DeviceUnavailableError(
+            f"{shlex.join(command[:2])} ... failed: {error.stderr.strip()}", "set CC to a working C compiler"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise DeviceUnavailableError(
+            f"linking took over {_TIMEOUT_S} s", "set CC to a working C compiler"
+        ) from error

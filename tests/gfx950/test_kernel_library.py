@@ -1,0 +1,323 @@
+"""The kernel library on the simulated device: the bytes of FlyDSL's own launcher, and failures by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from indexer import IndexerConfig, IndexScorer
+from kernel.backends import flydsl_sim, registry
+from kernel.backends.flydsl import kernel_library, library_manifest
+from kernel.backends.flydsl.backend import FlydslBackend
+from kernel.backends.flydsl.kernel_library import VARIABLE
+from kernel.backends.flydsl.score_decode_launch import DecodeLauncher
+from kernel.backends.reference import ReferenceBackend
+from kernel.errors import DeviceUnavailableError, LaunchError
+from kernel.gfx950.hip import SimulatedDevice, simulated_device
+from tests.gfx950 import exported
+from tests.support.call import Call
+from tests.support.calls import random_call
+from tests.support.compare import assert_same_bits
+
+ROOT = Path(__file__).parents[2]
+MIXED = ((300, 45), (129, 1), (1, 1), (641, 2))
+"""Prefill and decode in a batch."""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exported.library(tmp_path_factory)
+
+
+@pytest.fixture
+def device(library: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
+    """The simulated device, the library chosen."""
+    monkeypatch.setenv(VARIABLE, str(library))
+    return simulated_device()
+
+
+def backend() -> FlydslBackend:
+    return FlydslBackend("flydsl-sim", simulated_device(), "exact")
+
+
+@pytest.fixture
+def both(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[FlydslBackend], torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]:
+    """What an operation gives through the library and through FlyDSL's launcher, with as many launches."""
+
+    def run(operation: Callable[[FlydslBackend], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        results, kernels = [], []
+        for through_library in (True, False):
+            if not through_library:
+                monkeypatch.delenv(VARIABLE)
+            one = backend()
+            device.launches.clear()
+            results.append(operation(one))
+            kernels.append([(record.kernel, record.grid, record.image) for record in device.launches])
+        assert kernels[0]
+        assert kernels[0] == kernels[1]
+        return results[0], results[1]
+
+    return run
+
+
+Both = Callable[[Callable[[FlydslBackend], torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
+
+
+def scores_of(one: FlydslBackend | ReferenceBackend, call: Call, *, decode: bool = False) -> torch.Tensor:
+    batch = call.batch()
+    scores = torch.full((call.num_heads, call.total_q, batch.num_score_blocks), float("nan"))
+    (one.score_decode if decode else one.score_prefill)(batch, scores)
+    return scores
+
+
+@pytest.mark.parametrize("decode", [False, True])
+def test_scores(both: Both, decode: bool) -> None:
+    """``score_prefill`` sends everything to the prefill kernel, ``score_decode`` few rows to the other."""
+    call = random_call(MIXED, 4, seed=3).forcing(1, 1)
+    found, compiled = both(lambda one: scores_of(one, call, decode=decode))
+    assert_same_bits(found, compiled)
+    assert_same_bits(found, scores_of(ReferenceBackend(), call))
+
+
+def test_topk_with_ties(both: Both) -> None:
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randint(-9, 9, (4, 7, 40), generator=generator).float()
+    num_blocks = torch.tensor([0, 1, 15, 16, 17, 39, 40], dtype=torch.int32)
+
+    def select(one: FlydslBackend | ReferenceBackend) -> torch.Tensor:
+        ids = torch.full((4, 7, 16), -7, dtype=torch.int32)
+        one.topk(scores, num_blocks, ids, "block")
+        return ids
+
+    found, compiled = both(select)
+    assert_same_bits(found, compiled)
+    assert_same_bits(found, select(ReferenceBackend()))
+
+
+def test_select_through_group_maxima(both: Both) -> None:
+    """34 blocks and k = 1: the scorers write maxima, and top-k reads those."""
+    call = random_call(((34 * 128 - 5, 3), (4200, 1)), 4, seed=8, padding_columns=0)
+
+    def select(one: FlydslBackend | ReferenceBackend) -> torch.Tensor:
+        ids = torch.full((4, 4, 1), -7, dtype=torch.int32)
+        one.select(call.batch(), ids, "score")
+        return ids
+
+    found, compiled = both(select)
+    assert_same_bits(found, compiled)
+    assert_same_bits(found, select(ReferenceBackend()))
+
+
+def test_insert(both: Both) -> None:
+    keys = torch.randn(67, 128, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    slots = torch.randperm(3 * 128, generator=torch.Generator().manual_seed(2))[:67]
+    slots[::9] = -1
+
+    def insert(one: FlydslBackend | ReferenceBackend) -> torch.Tensor:
+        pages = torch.full((3, 9216), 0xA5, dtype=torch.uint8)
+        one.insert(keys, pages, slots)
+        return pages
+
+    found, compiled = both(insert)
+    assert_same_bits(found, compiled)
+    assert_same_bits(found, insert(ReferenceBackend()))
+
+
+WITHOUT_FLYDSL = """
+import importlib.abc, sys
+
+class Refusing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "flydsl":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Refusing())
+import torch
+from indexer import IndexerConfig, IndexScorer
+
+results = []
+for backend in ("flydsl-sim", "reference"):
+    generator = torch.Generator().manual_seed(4)
+    scorer = IndexScorer(IndexerConfig(num_index_heads=4, num_pages=5, topk_blocks=2, local_blocks=0,
+        backend=backend, device="cpu"))
+    sequence = scorer.add_sequence()
+    scorer.append_keys(sequence, torch.randn(500, 128, generator=generator).to(torch.bfloat16))
+    q = torch.randn(9, 4, 128, generator=generator)
+    results += [scorer.score(q, [sequence]), scorer.score(q[:1], [sequence])]
+for found, expected in zip(results[:2], results[2:]):
+    assert torch.allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-4)
+    assert torch.equal(found.block_ids, expected.block_ids)
+assert results[0].backend == "flydsl-sim"
+print(sorted(name for name in sys.modules if name.split(".")[0] == "flydsl"))
+"""
+
+
+def test_a_process_that_has_no_flydsl(library: Path) -> None:
+    """Append, score, decode, select where importing FlyDSL, or even looking for it, raises."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_FLYDSL],
+        cwd=ROOT,
+        env=os.environ | {VARIABLE: str(library), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
+def test_a_kernel_that_is_not_in_the_library(device: SimulatedDevice, library: Path) -> None:
+    call = random_call([(150, 3)], 2)
+    with pytest.raises(DeviceUnavailableError, match=f"{library}: .* it holds no score_prefill_h2; make it"):
+        scores_of(backend(), call)
+    with pytest.raises(DeviceUnavailableError, match="it holds no score_decode_h4_staged"):
+        DecodeLauncher(device, "staged")(random_call([(150, 1)], 4).batch(), torch.zeros(4, 1, 5))
+
+
+def edited(image: bytes, **fields: str) -> bytes:
+    """A library whose manifest says something else, intact otherwise."""
+    end = len(image) - len(library_manifest.MAGIC) - 8
+    start = end - int.from_bytes(image[end : end + 8], "little")
+    text = json.dumps(json.loads(image[start:end]) | fields).encode()
+    return image[:start] + text + len(text).to_bytes(8, "little") + library_manifest.MAGIC
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda _: None, "No such file or directory"),
+        (lambda _: b"", "it does not end with a manifest"),
+        (lambda _: b"\x7fELF" + bytes(10_000), "it does not end with a manifest"),
+        (lambda image: image[: len(image) // 2], "it does not end with a manifest"),
+        (lambda image: image[-10_000:], "its bytes are not those that were linked"),
+        (lambda image: image[:5000] + b"garbled" + image[5007:], "its bytes are not those that were linked"),
+        (lambda image: image[-len(library_manifest.MAGIC) - 8 :], "its manifest is garbled"),
+        (lambda image: image.replace(b'{"image"', b'{{image"'), "its manifest is garbled"),
+        (lambda image: edited(image, unknown="1"), "its manifest is garbled"),
+        (lambda image: edited(image, target="gfx942"), "its kernels are for gfx942, not gfx950"),
+        (lambda image: edited(image, sources="0" * 64), "it was made from other kernel sources"),
+    ],
+)
+def test_an_unfit_library_is_refused_by_name(
+    change: Callable[[bytes], bytes | None],
+    reason: str,
+    library: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the backend is made and in what ``doctor`` says, before anything of it is mapped."""
+    unfit = tmp_path / "kernels.so"
+    changed = change(library.read_bytes())
+    if changed is not None:
+        unfit.write_bytes(changed)
+    monkeypatch.setenv(VARIABLE, str(unfit))
+    message = f"{VARIABLE}={unfit}: the kernel library cannot be used: {reason}"
+    status = registry.status("flydsl-sim")
+    assert (status.usable, status.reason.startswith(message)) == (False, True), status.reason
+    assert "`nvfp4-indexer kernel export`" in status.reason
+    with pytest.raises(DeviceUnavailableError) as caught:
+        flydsl_sim.create(None, "exact")
+    assert str(caught.value) == status.reason
+
+
+def test_a_folder_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(DeviceUnavailableError, match="cannot be used: Is a directory"):
+        flydsl_sim.create(None, "exact")
+
+
+def test_a_library_that_does_not_link_to_hip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Well sealed, and no ELF image: the loader's words, and what to install."""
+    unfit = tmp_path / "kernels.so"
+    unfit.write_bytes(library_manifest.sealed(b"not an image", {}))
+    monkeypatch.setenv(VARIABLE, str(unfit))
+    with pytest.raises(DeviceUnavailableError, match=r"does not load: .*kernels.so.*install ROCm 7"):
+        flydsl_sim.create(None, "exact")
+
+
+def test_the_registry_says_which_library(device: SimulatedDevice, library: Path) -> None:
+    status = registry.status("flydsl-sim")
+    assert status.usable
+    assert f"kernel library {library}" in status.reason
+
+
+def scorer_with_keys() -> tuple[IndexScorer, int, torch.Tensor]:
+    generator = torch.Generator().manual_seed(6)
+    scorer = IndexScorer(
+        IndexerConfig(num_index_heads=4, num_pages=3, local_blocks=0, backend="flydsl-sim", device="cpu")
+    )
+    sequence = scorer.add_sequence()
+    scorer.append_keys(sequence, torch.randn(300, 128, generator=generator).to(torch.bfloat16))
+    return scorer, sequence, torch.randn(20, 4, 128, generator=generator)
+
+
+@pytest.mark.parametrize("call", ["hipModuleLoadData", "hipGetDevice"])
+def test_a_module_that_does_not_load_is_tried_again(device: SimulatedDevice, call: str) -> None:
+    """By FlyDSL's own launcher it would stay failed until the process ends."""
+    scorer, sequence, q = scorer_with_keys()
+    for name in exported.KERNELS:
+        loaded = kernel_library.load(Path(os.environ[VARIABLE]), device)._loaded
+        assert getattr(loaded, f"{name}__module_unload")() in (0, -1)
+    device.launches.clear()
+    for _ in range(2):
+        with (
+            pytest.raises(
+                LaunchError, match=rf"hipErrorOutOfMemory.*did not load: {call} returned"
+            ) as caught,
+            device.failing(call, 2),
+        ):
+            scorer.score(q, [sequence])
+        assert caught.value.code == 2
+        assert "the next launch loads it again" in str(caught.value)
+    assert not device.launches
+    again, other, _ = scorer_with_keys()
+    assert_same_bits(scorer.score(q, [sequence]).block_ids, again.score(q, [other]).block_ids)
+
+
+def test_a_failing_launch_leaves_the_scorer_as_it_was(device: SimulatedDevice) -> None:
+    scorer, sequence, q = scorer_with_keys()
+    before = scorer.score(q, [sequence])
+    with (
+        pytest.raises(LaunchError, match="hipModuleLaunchKernel returned hipErrorLaunchFailure") as caught,
+        device.failing("hipModuleLaunchKernel"),
+    ):
+        scorer.score(q, [sequence])
+    assert caught.value.code == 719
+    after = scorer.score(q, [sequence])
+    assert before.scores is not None
+    assert after.scores is not None
+    assert_same_bits(after.scores, before.scores)
+    assert_same_bits(after.block_ids, before.block_ids)
+
+
+def test_a_module_is_loaded_once(device: SimulatedDevice) -> None:
+    """By however many scorers of a device."""
+    call = random_call([(150, 3)], 4)
+    scores_of(backend(), call)
+    before = device.calls()["hipModuleLoadData"]
+    for _ in range(2):
+        one = backend()
+        scores_of(one, call)
+        scores_of(one, call)
+    assert device.calls()["hipModuleLoadData"] == before
+
+
+def test_an_access_out_of_bounds_is_an_error(device: SimulatedDevice) -> None:
+    """The kernel's own fault is the cause, as through FlyDSL's launcher."""
+    call = random_call([(150, 3)], 4)
+    batch = call.batch()
+    scores = torch.full((4, 3, batch.num_score_blocks), float("nan"))
+    tensors = [batch.q, batch.pages, batch.lut, scores]
+    one = backend()._prefill._kernels
+    with pytest.raises(LaunchError, match="hipErrorIllegalAddress") as caught:
+        one.launch(4, tensors, *[tensor.data_ptr() for tensor in tensors[:2]], 9216, *[1 << 20] * 9, 0, 0, 1)
+    assert caught.value.__cause__ is not None
