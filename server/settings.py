@@ -100,7 +100,7 @@ class Settings(BaseSettings):
     deadline_seconds: float = Field(default=30.0, gt=0, le=DAY, allow_inf_nan=False)
     """Time for a request to arrive and to reach the device; afterwards it gets 504 and is not executed. A
     run that has begun is finished; a profile ends between two runs. An answer must be taken within the same
-    time."""
+    time, and what is left of a body that was answered early must arrive, or the connection is closed."""
     drain_seconds: int = Field(default=30, ge=0, le=DAY)
     """Time that requests already in the server get to finish after SIGTERM. A call that takes longer is
     left and the exit code is 1."""
