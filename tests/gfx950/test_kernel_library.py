@@ -17,8 +17,11 @@ from kernel.backends import flydsl_sim, registry
 from kernel.backends.flydsl import kernel_library, library_manifest
 from kernel.backends.flydsl.backend import FlydslBackend
 from kernel.backends.flydsl.kernel_library import VARIABLE
+from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.score_decode_launch import DecodeLauncher
+from kernel.backends.flydsl.topk_variants import VARIANTS
 from kernel.backends.reference import ReferenceBackend
+from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError, LaunchError
 from kernel.gfx950.hip import SimulatedDevice, simulated_device
 from tests.gfx950 import exported
@@ -321,3 +324,29 @@ def test_an_access_out_of_bounds_is_an_error(device: SimulatedDevice) -> None:
     with pytest.raises(LaunchError, match="hipErrorIllegalAddress") as caught:
         one.launch(4, tensors, *[tensor.data_ptr() for tensor in tensors[:2]], 9216, *[1 << 20] * 9, 0, 0, 1)
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.nightly
+def test_the_command_exports_every_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it exported scores, for every number of heads."""
+    command = [
+        sys.executable,
+        "-m",
+        "client.cli",
+        "kernel",
+        "export",
+        "--json",
+        "--out",
+        str(tmp_path / "new"),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)
+    assert result["library"] == str(tmp_path / "new" / kernel_library.FILE_NAME)
+    assert len(result["kernels"]) == 2 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
+    assert set(kernel_library.check(Path(result["library"])).kernels) == set(result["kernels"])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [kernel_library.FILE_NAME]
+    monkeypatch.setenv(VARIABLE, result["library"])
+    for heads in SUPPORTED_HEADS:
+        call = random_call(MIXED, heads, seed=heads)
+        for decode in (False, True):
+            assert_same_bits(scores_of(backend(), call, decode=decode), scores_of(ReferenceBackend(), call))
