@@ -20,6 +20,8 @@ class Hypothesis:
         predict: what an engine with this fault would give for a sample's rows.
         fitted: 0 if nothing is fitted to the engine's result. What was fitted explains more than it should:
             of two that explain as much, the one with less is taken.
+        leaves_open: whether the fault is that cells hold what the file does not tell; else a row of only
+            such cells is not explained.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Hypothesis:
     says: str
     predict: Callable[[Evidence], Prediction]
     fitted: int = 0
+    leaves_open: bool = False
 
 
 def by_steps(steps: Callable[[Evidence], Steps]) -> Callable[[Evidence], Prediction]:

@@ -22,11 +22,13 @@ class Match:
         rows: ``[R]``.
         cells: visible cells and ids that agree, to break ties of rows.
         unknown: cells of faulty rows that the file does not tell.
+        told: ``[R]`` whether the file tells any cell that a row sees.
     """
 
     rows: Bools
     cells: int
     unknown: int
+    told: Bools
 
 
 def match(prediction: Prediction, evidence: Evidence) -> Match:
@@ -49,7 +51,7 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
         chosen = _selected(prediction, evidence)
         rows &= chosen
         cells += int(chosen.sum())
-    return Match(rows, cells, int(unknown[evidence.faulty].sum()))
+    return Match(rows, cells, int(unknown[evidence.faulty].sum()), (visible & ~unknown).any(axis=1))
 
 
 def _selected(prediction: Prediction, evidence: Evidence) -> Bools:

@@ -74,6 +74,8 @@ def _few_faulty(evidence: Evidence) -> Evidence:
 
 def _try(hypothesis: Hypothesis, evidence: Evidence) -> Tried:
     found = match(hypothesis.predict(evidence), evidence)
+    # A row read only from what is not in the file agrees with anything: it is no evidence for such a read.
+    given = found.rows if hypothesis.leaves_open else found.rows & found.told
     fitted = hypothesis.fitted
     if found.unknown:
         fitted = max(fitted, 2)  # what the file does not tell contradicts nothing
@@ -81,9 +83,9 @@ def _try(hypothesis: Hypothesis, evidence: Evidence) -> Tried:
         name=hypothesis.name,
         family=hypothesis.family,
         says=hypothesis.says,
-        explained=int((found.rows & evidence.faulty).sum()),
+        explained=int((given & evidence.faulty).sum()),
         faulty=int(evidence.faulty.sum()),
-        kept=int((found.rows & ~evidence.faulty).sum()),
+        kept=int((given & ~evidence.faulty).sum()),
         right=int((~evidence.faulty).sum()),
         fitted=fitted,
     )

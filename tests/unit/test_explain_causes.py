@@ -732,3 +732,22 @@ def test_random_ids_have_no_cause() -> None:
         ids[head, token, :count] = random.permutation(nb)[:count]
     verdict = explained(dataclasses.replace(case, engine=dataclasses.replace(case.engine, block_ids=ids)))
     assert verdict.causes == ()
+
+
+@pytest.mark.parametrize("record", ALL)
+def test_rows_read_from_outside_the_file_name_no_stride(record: str) -> None:
+    """Only request 1 is wrong: a stride that reads it past the table agrees with anything."""
+    case = Engine(engine_case([(1700, 12), (1500, 12)])).run()
+    assert case.engine is not None
+    assert case.engine.scores is not None
+    assert case.engine.block_ids is not None
+    scores, ids = case.engine.scores.copy(), case.engine.block_ids.copy()
+    random = np.random.default_rng(3)
+    for head, token in np.ndindex(2, 12):
+        blocks = int(case.num_blocks_per_query()[12 + token])
+        scores[head, 12 + token, :blocks] = random.normal(size=blocks)
+        ids[head, 12 + token] = random.permutation(blocks)[: case.topk]
+    engine = dataclasses.replace(case.engine, scores=scores, block_ids=ids)
+    verdict = explained(only(dataclasses.replace(case, engine=engine), record))
+    assert verdict.fault_rows > 0
+    assert "block-table stride" not in [cause.family for cause in (*verdict.causes, *verdict.candidates)]

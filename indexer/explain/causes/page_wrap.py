@@ -70,7 +70,7 @@ def _reads(
         page: Page = evidence.pages[place]
         return page
 
-    return Hypothesis(name, FAMILY, says, by_steps(lambda _: Steps(page_of=page_of)), fitted)
+    return Hypothesis(name, FAMILY, says, by_steps(lambda _: Steps(page_of=page_of)), fitted, fitted > 0)
 
 
 def _wrapped(evidence: Evidence, place_of: dict[int, int], start: int) -> Page | None:

@@ -70,6 +70,7 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
                 "held other bytes when the engine read them than when they were captured.",
                 by_steps(lambda _, cells=cells: Steps(page_of=_replaced(cells, None))),  # type: ignore[misc]
                 fitted=3,
+                leaves_open=True,
             )
         )
     return found
