@@ -51,7 +51,8 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
         chosen = _selected(prediction, evidence)
         rows &= chosen
         cells += int(chosen.sum())
-    return Match(rows, cells, int(unknown[evidence.faulty].sum()), (visible & ~unknown).any(axis=1))
+    known: Bools = np.asarray((visible & ~unknown).any(axis=1))
+    return Match(rows, cells, int(unknown[evidence.faulty].sum()), known)
 
 
 def _selected(prediction: Prediction, evidence: Evidence) -> Bools:
