@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from indexer.explain.evidence import Evidence
 from indexer.explain.replica import Prediction
+from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 
 Bools = NDArray[np.bool_]
@@ -22,7 +23,7 @@ class Match:
         rows: ``[R]``.
         cells: visible cells and ids that agree, to break ties of rows.
         unknown: cells of faulty rows that the file does not tell.
-        told: ``[R]`` whether the file tells any cell that a row sees.
+        told: ``[R]`` whether the file tells any cell that a row reads, or lacks none.
     """
 
     rows: Bools
@@ -51,8 +52,10 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
         chosen = _selected(prediction, evidence)
         rows &= chosen
         cells += int(chosen.sum())
-    known: Bools = np.asarray((visible & ~unknown).any(axis=1))
-    return Match(rows, cells, int(unknown[evidence.faulty].sum()), known)
+    # A sentinel stands whatever the page holds: it tells nothing of what was read.
+    read = visible & ~unknown & (scores < LOCAL_SCORE)
+    told = np.asarray(read.any(axis=1) | ~unknown.any(axis=1))
+    return Match(rows, cells, int(unknown[evidence.faulty].sum()), told)
 
 
 def _selected(prediction: Prediction, evidence: Evidence) -> Bools:

@@ -734,10 +734,11 @@ def test_random_ids_have_no_cause() -> None:
     assert verdict.causes == ()
 
 
+@pytest.mark.parametrize("local_blocks", [0, 1])
 @pytest.mark.parametrize("record", ALL)
-def test_rows_read_from_outside_the_file_name_no_stride(record: str) -> None:
-    """Only request 1 is wrong: a stride that reads it past the table agrees with anything."""
-    case = Engine(engine_case([(1700, 12), (1500, 12)])).run()
+def test_rows_read_from_outside_the_file_name_no_stride(record: str, local_blocks: int) -> None:
+    """Only request 1 is wrong: a stride that reads it past the table agrees with anything but sentinels."""
+    case = Engine(engine_case([(1700, 12), (1500, 12)], local_blocks=local_blocks)).run()
     assert case.engine is not None
     assert case.engine.scores is not None
     assert case.engine.block_ids is not None
@@ -745,7 +746,7 @@ def test_rows_read_from_outside_the_file_name_no_stride(record: str) -> None:
     random = np.random.default_rng(3)
     for head, token in np.ndindex(2, 12):
         blocks = int(case.num_blocks_per_query()[12 + token])
-        scores[head, 12 + token, :blocks] = random.normal(size=blocks)
+        scores[head, 12 + token, : blocks - local_blocks] = random.normal(size=blocks - local_blocks)
         ids[head, 12 + token] = random.permutation(blocks)[: case.topk]
     engine = dataclasses.replace(case.engine, scores=scores, block_ids=ids)
     verdict = explained(only(dataclasses.replace(case, engine=engine), record))
