@@ -54,6 +54,8 @@ def test_a_copy_of_something_new_is_not(between: str) -> None:
     assert not writes_what_is_there(skipped, len(skipped.instructions) - 2)
 
 
+_WRONG = 6
+"""Mutants with wrong scores that are tried."""
 _LANES = (0, 1, 2, 15, 16, 17, 31, 33, 49, 63)
 _POISONED = "v_mov_b32_e32 v2, 5"
 
@@ -131,15 +133,17 @@ def test_poison_stays_in_its_row_column_or_cell_of_a_product(part: str) -> None:
 def test_no_mutant_that_gives_wrong_scores_is_without_use(heads: int) -> None:
     found = campaign(heads)
     everything = whole_set(found, heads)
-    caught = []
-    for at in np.random.default_rng(heads).permutation(len(everything))[:12]:
+    caught = 0
+    for at in np.random.default_rng(heads).permutation(len(everything)):
         mutant = everything[at]
         launch = _catching(found.kernel, mutant, found.launches[:12])
         if launch is not None:
-            caught.append(mutant)
             assert not has_no_use(found.kernel, mutant, [launch])
             assert not writes_what_is_there(found.kernel, mutant.index)
-    assert len(caught) >= 2
+            caught += 1
+        if caught == _WRONG:
+            return
+    pytest.fail(f"only {caught} mutants give wrong scores")
 
 
 def _catching(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> Launch | None:
