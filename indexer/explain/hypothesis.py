@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from indexer.explain.evidence import Evidence
+from indexer.explain.page_keys import PageKeys
 from indexer.explain.replica import Prediction, Steps, predict
 
 
@@ -35,3 +36,8 @@ class Hypothesis:
 def by_steps(steps: Callable[[Evidence], Steps]) -> Callable[[Evidence], Prediction]:
     """A prediction from the steps that a fault changes."""
     return lambda evidence: predict(evidence, steps(evidence))
+
+
+def by_keys(keys: PageKeys) -> Callable[[Evidence], Prediction]:
+    """A prediction from pages that are read as other keys."""
+    return by_steps(lambda _: Steps(keys=keys))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis, by_keys
 from indexer.explain.page_keys import Bytes, Floats, codes_of, keys_of, scales_of
-from indexer.explain.replica import Steps
 
 FAMILY = "nibble order"
 
@@ -19,19 +18,19 @@ def hypotheses(_evidence: Evidence) -> list[Hypothesis]:
             "nibbles are swapped",
             FAMILY,
             "Dim 2i is taken from the high nibble of byte i; it is in the low one.",
-            by_steps(lambda _: Steps(keys=swapped)),
+            by_keys(swapped),
         ),
         Hypothesis(
             "nibbles are planar",
             FAMILY,
             "Low nibbles are taken for dims 0..63 and high ones for 64..127; they alternate.",
-            by_steps(lambda _: Steps(keys=planar)),
+            by_keys(planar),
         ),
         Hypothesis(
             "nibbles are planar in each group",
             FAMILY,
             "Low nibbles are taken for a group's first 8 dims and high ones for its last; they alternate.",
-            by_steps(lambda _: Steps(keys=planar_in_groups)),
+            by_keys(planar_in_groups),
         ),
     ]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis, by_keys
 from indexer.explain.page_keys import Bytes, Floats, PageKeys, codes_of, scale_values, scales_of
-from indexer.explain.replica import Steps
 from kernel.backends.reference.formats import E2M1_MAGNITUDES, E4M3_MAX, e4m3_bytes, e4m3_values
 from kernel.contract import GROUP_DIMS
 
@@ -41,7 +40,7 @@ def hypotheses(_evidence: Evidence) -> list[Hypothesis]:
 
 
 def _reads(name: str, says: str, keys: PageKeys) -> Hypothesis:
-    return Hypothesis(name, FAMILY, says, by_steps(lambda _: Steps(keys=keys)))
+    return Hypothesis(name, FAMILY, says, by_keys(keys))
 
 
 def products(pages: Bytes) -> Floats:

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis, by_keys
 from indexer.explain.page_keys import DIMS_TO_GROUPS, PageKeys, codes_of, keys_of, scales_of
-from indexer.explain.replica import Steps
 from kernel.contract import BLOCK_TOKENS, GROUPS, HEAD_DIM
 
 FAMILY = "scale group"
@@ -40,17 +39,14 @@ GROUPINGS: tuple[tuple[str, str, NDArray[np.int64]], ...] = (
 
 def hypotheses(_evidence: Evidence) -> list[Hypothesis]:
     """See :mod:`indexer.explain.causes`."""
-    found = [
-        Hypothesis(name, FAMILY, says, by_steps(lambda _, groups=groups: Steps(keys=grouped(groups))))  # type: ignore[misc]
-        for name, says, groups in GROUPINGS
-    ]
+    found = [Hypothesis(name, FAMILY, says, by_keys(grouped(groups))) for name, says, groups in GROUPINGS]
     for name, shift in (("next", -1), ("previous", 1)):
         found.append(
             Hypothesis(
                 f"each token has the {name} token's scales",
                 FAMILY,
                 "Codes and scales are of two different tokens.",
-                by_steps(lambda _, shift=shift: Steps(keys=of_another_token(shift))),  # type: ignore[misc]
+                by_keys(of_another_token(shift)),
             )
         )
     return found

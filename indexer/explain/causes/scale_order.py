@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis, by_keys
 from indexer.explain.page_keys import Bytes, Floats, codes_of, keys_of, scales_of, unpacked
-from indexer.explain.replica import Steps
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, SCALE_BYTES, TOKEN_CODE_BYTES
 
 FAMILY = "scale order"
@@ -21,25 +20,25 @@ def hypotheses(_evidence: Evidence) -> list[Hypothesis]:
             "scales are read interleaved with codes",
             FAMILY,
             "Token t is read from the 72 bytes at t*72; its codes are at t*64, its scales at 8192 + t*8.",
-            by_steps(lambda _: Steps(keys=interleaved)),
+            by_keys(interleaved),
         ),
         Hypothesis(
             "scales are read group-major",
             FAMILY,
             "The scale of token t, group g is read at 8192 + g*128 + t; it is at 8192 + t*8 + g.",
-            by_steps(lambda _: Steps(keys=group_major)),
+            by_keys(group_major),
         ),
         Hypothesis(
             "scales are read swizzled",
             FAMILY,
             "Scales are read in the 128x4 tiles that matrix units take; a page holds them in rows.",
-            by_steps(lambda _: Steps(keys=swizzled)),
+            by_keys(swizzled),
         ),
         Hypothesis(
             "scales are read before the codes",
             FAMILY,
             "The page is read as 1,024 scale bytes and then codes; codes come first.",
-            by_steps(lambda _: Steps(keys=scales_first)),
+            by_keys(scales_first),
         ),
     ]
 

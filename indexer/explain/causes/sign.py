@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis, by_keys
 from indexer.explain.page_keys import Bytes, Floats, PageKeys, codes_of, keys_of, right_keys, scales_of
-from indexer.explain.replica import Steps
 
 FAMILY = "sign"
 
@@ -38,7 +37,7 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
 
 
 def _reads(name: str, says: str, keys: PageKeys) -> Hypothesis:
-    return Hypothesis(name, FAMILY, says, by_steps(lambda _: Steps(keys=keys)))
+    return Hypothesis(name, FAMILY, says, by_keys(keys))
 
 
 def unsigned(pages: Bytes) -> Floats:
