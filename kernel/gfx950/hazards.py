@@ -6,6 +6,7 @@ One instruction is one wait state, ``s_nop n`` is n + 1. Which pairs need how ma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from kernel.gfx950.errors import HazardError
 from kernel.gfx950.hazard_kinds import KINDS, HazardKind
@@ -29,6 +30,10 @@ class HazardDistance:
     @property
     def ok(self) -> bool:
         return self.seen is None or self.seen >= self.needed
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"kind": self.kind, "needed": self.needed, "seen": self.seen, "ok": self.ok}
 
 
 def hazard_distances(kernel: Kernel) -> list[HazardDistance]:

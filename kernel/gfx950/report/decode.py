@@ -124,9 +124,7 @@ class DecodeReport:
                 }
                 for requests, keys in SHAPES
             ],
-            "hazards": [
-                {"kind": h.kind, "needed": h.needed, "seen": h.seen, "ok": h.ok} for h in self.hazards
-            ],
+            "hazards": [hazard.fields() for hazard in self.hazards],
         }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernel.gfx950.report.decode import MEMORY_PAGE_CLOCKS, DecodeReport
-from kernel.gfx950.report.targets import MAX_VGPRS, MIN_WAVES_PER_SIMD, Target
+from kernel.gfx950.report.targets import Target, no_spills, vgprs, wait_states, waves
 
 MAX_PAGE_VALU = 304.5
 """Vector instructions of a page and wave."""
@@ -15,22 +15,15 @@ MAX_CLOCKS_OF_MEMORY = 0.5
 def check_decode_targets(report: DecodeReport) -> list[Target]:
     """Every aim, met or not."""
     has = report.resources
-    spills = has.vgpr_spills + has.sgpr_spills
-    hazards = [hazard for hazard in report.hazards if not hazard.ok]
     valu, loads = report.per_page("valu"), report.per_page("vmem_load")
     model = max(report.model_clocks.values()) / MEMORY_PAGE_CLOCKS
     predicted = report.predicted_clocks / MEMORY_PAGE_CLOCKS
     share = f"<= {MAX_CLOCKS_OF_MEMORY}"
     return [
-        Target("VGPR", f"<= {MAX_VGPRS}", str(has.vgpr), has.vgpr <= MAX_VGPRS),
-        Target("spills, scratch", "0", f"{spills}, {has.scratch_bytes} B", spills + has.scratch_bytes == 0),
-        Target(
-            "waves a SIMD",
-            f">= {MIN_WAVES_PER_SIMD}",
-            str(has.waves_per_simd),
-            has.waves_per_simd >= MIN_WAVES_PER_SIMD,
-        ),
-        Target("wait states", "as gfx950 needs", f"{len(hazards)} kinds too close", not hazards),
+        vgprs(has),
+        no_spills(has),
+        waves(has),
+        wait_states(report.hazards),
         Target("page: VALU", f"<= {MAX_PAGE_VALU}", f"{valu:.2f}", valu <= MAX_PAGE_VALU),
         Target("page: loads", f"<= {MAX_PAGE_LOADS}", f"{loads:.2f}", loads <= MAX_PAGE_LOADS),
         Target(

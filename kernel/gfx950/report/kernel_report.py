@@ -91,9 +91,7 @@ class KernelReport:
             "heads": self.heads,
             **asdict(self.resources),
             "loops": [loop.fields() for loop in self.loops],
-            "hazards": [
-                {"kind": h.kind, "needed": h.needed, "seen": h.seen, "ok": h.ok} for h in self.hazards
-            ],
+            "hazards": [hazard.fields() for hazard in self.hazards],
             "interpreted": {
                 "workgroups": self.run.report.workgroups,
                 "blocks": sum(item.end_block - item.first_block for item in self.run.items),

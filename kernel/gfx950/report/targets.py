@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernel.gfx950.hazards import HazardDistance
 from kernel.gfx950.report.kernel_report import KernelReport, LoopReport
+from kernel.gfx950.report.resources import Resources
 
 MAX_VGPRS = 256
 MAX_LDS_BYTES = 40 * 1024
@@ -32,21 +35,14 @@ def check_targets(report: KernelReport) -> list[Target]:
     """Every aim, met or not."""
     has, whole = report.resources, report.loop("whole")
     unmasked, diagonal = report.loop("unmasked"), report.loop("diagonal")
-    spills = has.vgpr_spills + has.sgpr_spills
     valu, bound = unmasked.classes["valu"], unmasked.model.bound
     ratio = diagonal.model.most / whole.model.mfma
-    hazards = [hazard for hazard in report.hazards if not hazard.ok]
     return [
-        Target("VGPR", f"<= {MAX_VGPRS}", str(has.vgpr), has.vgpr <= MAX_VGPRS),
-        Target("spills, scratch", "0", f"{spills}, {has.scratch_bytes} B", spills + has.scratch_bytes == 0),
+        vgprs(has),
+        no_spills(has),
         Target("LDS", f"<= {MAX_LDS_BYTES} B", f"{has.lds_bytes} B", has.lds_bytes <= MAX_LDS_BYTES),
-        Target(
-            "waves a SIMD",
-            f">= {MIN_WAVES_PER_SIMD}",
-            str(has.waves_per_simd),
-            has.waves_per_simd >= MIN_WAVES_PER_SIMD,
-        ),
-        Target("wait states", "as gfx950 needs", f"{len(hazards)} kinds too close", not hazards),
+        waves(has),
+        wait_states(report.hazards),
         Target("unmasked: bound", "mfma", bound, bound == "mfma"),
         Target("unmasked: VALU", f"<= {MAX_UNMASKED_VALU}", str(valu), valu <= MAX_UNMASKED_VALU),
         _utilisation(unmasked, MIN_UNMASKED_UTILISATION),
@@ -58,6 +54,29 @@ def check_targets(report: KernelReport) -> list[Target]:
         ),
         _utilisation(diagonal, MIN_DIAGONAL_UTILISATION),
     ]
+
+
+def vgprs(has: Resources) -> Target:
+    """Registers of a lane."""
+    return Target("VGPR", f"<= {MAX_VGPRS}", str(has.vgpr), has.vgpr <= MAX_VGPRS)
+
+
+def no_spills(has: Resources) -> Target:
+    """No register goes to memory."""
+    spills = has.vgpr_spills + has.sgpr_spills
+    return Target("spills, scratch", "0", f"{spills}, {has.scratch_bytes} B", spills + has.scratch_bytes == 0)
+
+
+def waves(has: Resources) -> Target:
+    """Waves that a SIMD holds at once."""
+    found = has.waves_per_simd
+    return Target("waves a SIMD", f">= {MIN_WAVES_PER_SIMD}", str(found), found >= MIN_WAVES_PER_SIMD)
+
+
+def wait_states(hazards: Sequence[HazardDistance]) -> Target:
+    """No dependent instructions are closer than gfx950 needs."""
+    close = [hazard for hazard in hazards if not hazard.ok]
+    return Target("wait states", "as gfx950 needs", f"{len(close)} kinds too close", not close)
 
 
 def _utilisation(loop: LoopReport, wanted: float) -> Target:

@@ -96,9 +96,7 @@ class WorkReport:
             "name": self.name,
             **asdict(self.resources),
             "works": [work.fields() for work in self.works],
-            "hazards": [
-                {"kind": h.kind, "needed": h.needed, "seen": h.seen, "ok": h.ok} for h in self.hazards
-            ],
+            "hazards": [hazard.fields() for hazard in self.hazards],
         }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel.gfx950.report.targets import Target
+from kernel.gfx950.report.targets import Target, no_spills, wait_states
 from kernel.gfx950.report.work import Work, WorkReport
 
 MAX_TOPK_US = 15.0
@@ -16,12 +16,9 @@ _TOPK, _SCANS, _INSERT = "topk_group_k16_b4096", ("topk_scan_k16", "topk_scan_k3
 
 def check_work_targets(report: WorkReport) -> list[Target]:
     """Every aim, met or not; times are predictions."""
-    has = report.resources
-    spills = has.vgpr_spills + has.sgpr_spills
-    hazards = [hazard for hazard in report.hazards if not hazard.ok]
     return [
-        Target("spills, scratch", "0", f"{spills}, {has.scratch_bytes} B", spills + has.scratch_bytes == 0),
-        Target("wait states", "as gfx950 needs", f"{len(hazards)} kinds too close", not hazards),
+        no_spills(report.resources),
+        wait_states(report.hazards),
         *_times(report),
     ]
 
