@@ -30,7 +30,7 @@ class PrefillLauncher:
     """
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, kernel_names.score_prefill, _compile_and_launch)
+        self._kernels = kernels_on(device, kernel_names.score_prefill, _build)
         self._device = device
         self._plans = PlanCache()
 
@@ -85,10 +85,10 @@ class PrefillLauncher:
             self._kernels.launch(batch.num_heads, tensors, *arguments)
 
 
-def _compile_and_launch(*arguments: int) -> Launch:
+def _build(heads: int) -> Launch:
     from kernel.backends.flydsl import score_prefill
 
-    return score_prefill.compile_and_launch(*arguments)
+    return score_prefill.build(heads)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

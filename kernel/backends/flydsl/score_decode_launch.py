@@ -77,12 +77,12 @@ class DecodeLauncher:
         def name_of(heads: int) -> str:
             return kernel_names.score_decode(heads, layout)
 
-        def compile_and_launch(heads: int, *arguments: int) -> Launch:
+        def build(heads: int) -> Launch:
             from kernel.backends.flydsl import score_decode
 
-            return score_decode.compile_and_launch(heads, layout, *arguments)
+            return score_decode.build(heads, layout)
 
-        self._kernels = kernels_on(device, name_of, compile_and_launch)
+        self._kernels = kernels_on(device, name_of, build)
 
     def __call__(
         self,
