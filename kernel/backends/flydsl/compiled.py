@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Launch = Callable[..., None]
-"""A compiled kernel: its arguments in order, the stream last."""
+"""A kernel's launch: its arguments in order, the stream last as ``fx.Stream``."""
 Key = TypeVar("Key", bound=Hashable)
 _Key = TypeVar("_Key", bound=Hashable, contravariant=True)
 
@@ -37,23 +37,21 @@ class Kernels(Protocol[_Key]):
         ...
 
 
-def kernels_on(
-    device: Device, name_of: Callable[[Key], str], compile_and_launch: Callable[..., Launch]
-) -> Kernels[Key]:
+def kernels_on(device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> Kernels[Key]:
     """The kernels of a launcher on a device.
 
     Args:
         device: where launches go.
         name_of: a kernel's symbol by its key.
-        compile_and_launch: takes the key and the launch's arguments, the stream's handle last; returns the
-            launch without tracing.
+        build: FlyDSL's launcher of a kernel by its key; called, and FlyDSL imported, only where it is to be
+            compiled.
 
     Raises:
         DeviceUnavailableError: what is missing there, or for compiling; or the kernel library is unfit.
     """
     path = kernel_library.chosen()
     if path is None:
-        return CompiledKernels(device, name_of, compile_and_launch)
+        return CompiledKernels(device, name_of, build)
     return LibraryKernels(device, kernel_library.load(path, device), name_of)
 
 
@@ -63,32 +61,28 @@ class CompiledKernels(Generic[Key]):
     Each belongs to the GPU that it was first launched on.
     """
 
-    def __init__(
-        self, device: Device, name_of: Callable[[Key], str], compile_and_launch: Callable[..., Launch]
-    ) -> None:
+    def __init__(self, device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> None:
         toolchain.prepare()
         kernel_cache.prepare()
         preflight(device)
-        self._device, self._name_of = device, name_of
-        self._compile_and_launch = compile_and_launch
+        self._device, self._name_of, self._build = device, name_of, build
         self._kernels: dict[Key, Launch] = {}
         self._compiling = threading.Lock()
 
     def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
         """Launch, and compile first where this is the first time."""
+        import flydsl.expr as fx
+
         with launching(self._device, tensors) as stream:
             kernel = self._kernels.get(key)
             if kernel is None:
                 with self._compiling:
                     kernel = self._kernels.get(key)
                     if kernel is None:
+                        import flydsl.compiler as flyc
+
                         with kernel_cache.compiling(self._name_of(key)):
-                            self._kernels[key] = self._compile_and_launch(key, *arguments, stream)
+                            # launches, and returns the same launch without tracing
+                            self._kernels[key] = flyc.compile(self._build(key), *arguments, fx.Stream(stream))
                         return
-            kernel(*arguments, _stream(stream))
-
-
-def _stream(handle: int) -> object:
-    import flydsl.expr as fx
-
-    return fx.Stream(handle)
+            kernel(*arguments, fx.Stream(stream))

@@ -22,7 +22,7 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl import kernel_cache, kernel_names
+from kernel.backends.flydsl import kernel_names
 from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.insert_geometry import KEYS_PER_WORKGROUP, LOAD_BYTES, THREADS
 from kernel.backends.flydsl.insert_quantize import quantized, unpacked
@@ -127,13 +127,6 @@ def build(key_type: KeyType) -> Callable[..., None]:
         )
 
     return cast("Callable[..., None]", insert)
-
-
-def compile_and_launch(key_type: KeyType, *arguments: int) -> Callable[..., None]:
-    """Compile, or load from FlyDSL's cache, by a first launch; see ``topk.compile_and_launch``."""
-    with kernel_cache.compiling(kernel_names.insert(key_type)):
-        compiled = flyc.compile(build(key_type), *arguments[:-1], fx.Stream(arguments[-1]))
-    return cast("Callable[..., None]", compiled)
 
 
 def compile_for(key_type: KeyType, objects: Path | None = None) -> str:

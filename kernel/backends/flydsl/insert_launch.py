@@ -19,7 +19,7 @@ class InsertLauncher:
     """Inserts keys on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, kernel_names.insert, _compile_and_launch)
+        self._kernels = kernels_on(device, kernel_names.insert, _build)
 
     def __call__(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise and scatter; asynchronous on a GPU. See :meth:`kernel.backends.base.Backend.insert`.
@@ -53,7 +53,7 @@ class InsertLauncher:
             self._kernels.launch(KeyType.of(keys.dtype), [keys, pages, slots], *arguments)
 
 
-def _compile_and_launch(*arguments: int) -> Launch:
+def _build(key_type: KeyType) -> Launch:
     from kernel.backends.flydsl import insert
 
-    return insert.compile_and_launch(*arguments)  # type: ignore[arg-type]
+    return insert.build(key_type)

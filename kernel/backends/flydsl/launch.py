@@ -30,7 +30,7 @@ class PrefillLauncher:
     """
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, kernel_names.score_prefill, _compile_and_launch)
+        self._kernels = kernels_on(device, kernel_names.score_prefill, _build)
         self._device = device
         self._plans = PlanCache()
 
@@ -64,19 +64,10 @@ class PrefillLauncher:
         tensors = [q, batch.pages, lut, scores, batch.block_table, work]
         if maxima is not None:
             tensors.append(maxima)
+        operands = operand_arguments(batch, q, lut, scores, maxima)
         for chunk in launches(plan.num_items):
             arguments = (
-                q.data_ptr(),
-                batch.pages.data_ptr(),
-                batch.pages.stride(0),
-                lut.data_ptr(),
-                scores.data_ptr(),
-                scores.stride(0),
-                scores.stride(1),
-                0 if maxima is None else maxima.data_ptr(),
-                0 if maxima is None else maxima.stride(0),
-                0 if maxima is None else maxima.stride(1),
-                batch.block_table.data_ptr(),
+                *operands,
                 work.data_ptr() + 4 * WORK_ITEM_DWORDS * chunk.start,
                 batch.init_blocks,
                 batch.local_blocks,
@@ -85,10 +76,35 @@ class PrefillLauncher:
             self._kernels.launch(batch.num_heads, tensors, *arguments)
 
 
-def _compile_and_launch(*arguments: int) -> Launch:
+def _build(heads: int) -> Launch:
     from kernel.backends.flydsl import score_prefill
 
-    return score_prefill.compile_and_launch(*arguments)
+    return score_prefill.build(heads)
+
+
+def operand_arguments(
+    batch: ScoreBatch, q: torch.Tensor, lut: torch.Tensor, scores: torch.Tensor, maxima: torch.Tensor | None
+) -> tuple[int, ...]:
+    """The arguments that both scorers begin with, up to the block table.
+
+    Args:
+        batch: the call, but for its queries and LUT.
+        q: its queries, aligned.
+        lut: its LUT, aligned.
+        scores: written.
+        maxima: written, if any are wanted.
+    """
+    return (
+        q.data_ptr(),
+        batch.pages.data_ptr(),
+        batch.pages.stride(0),
+        lut.data_ptr(),
+        scores.data_ptr(),
+        scores.stride(0),
+        scores.stride(1),
+        *((0, 0, 0) if maxima is None else (maxima.data_ptr(), maxima.stride(0), maxima.stride(1))),
+        batch.block_table.data_ptr(),
+    )
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -34,7 +34,7 @@ from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
-from kernel.backends.flydsl import kernel_cache, kernel_names
+from kernel.backends.flydsl import kernel_names
 from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.score_decode_arguments import LDS_BYTES, LUT_AT, DecodeArguments
 from kernel.backends.flydsl.score_decode_output import clear_spread_maxima, store_spread_maxima
@@ -191,23 +191,6 @@ def build(heads: int, layout: Layout) -> Callable[..., None]:
         ).launch(grid=(workgroups, 1, 1), block=(geo.THREADS, 1, 1), stream=stream)
 
     return cast("Callable[..., None]", score_decode)
-
-
-def compile_and_launch(heads: int, layout: Layout, *arguments: int) -> Callable[..., None]:
-    """Compile, or load from FlyDSL's cache, by a first launch.
-
-    Args:
-        heads: index heads, H.
-        layout: where pages are on their way.
-        arguments: the launch's, the stream's handle last.
-
-    Returns:
-        The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
-    """
-    launch = build(heads, layout)
-    with kernel_cache.compiling(kernel_names.score_decode(heads, layout)):
-        compiled = flyc.compile(launch, *arguments[:-1], fx.Stream(arguments[-1]))
-    return cast("Callable[..., None]", compiled)
 
 
 def compile_for(heads: int, objects: Path | None = None, layout: Layout = "registers") -> str:

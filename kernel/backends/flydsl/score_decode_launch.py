@@ -11,7 +11,7 @@ import torch
 
 from kernel.backends.flydsl import kernel_names
 from kernel.backends.flydsl.compiled import Launch, kernels_on
-from kernel.backends.flydsl.launch import aligned
+from kernel.backends.flydsl.launch import aligned, operand_arguments
 from kernel.backends.flydsl.runtime import Device
 from kernel.batch import Request, ScoreBatch
 from kernel.errors import InvalidArgumentError
@@ -77,12 +77,12 @@ class DecodeLauncher:
         def name_of(heads: int) -> str:
             return kernel_names.score_decode(heads, layout)
 
-        def compile_and_launch(heads: int, *arguments: int) -> Launch:
+        def build(heads: int) -> Launch:
             from kernel.backends.flydsl import score_decode
 
-            return score_decode.compile_and_launch(heads, layout, *arguments)
+            return score_decode.build(heads, layout)
 
-        self._kernels = kernels_on(device, name_of, compile_and_launch)
+        self._kernels = kernels_on(device, name_of, build)
 
     def __call__(
         self,
@@ -140,17 +140,7 @@ class DecodeLauncher:
         if maxima is not None:
             tensors.append(maxima)
         arguments = (
-            q.data_ptr(),
-            batch.pages.data_ptr(),
-            batch.pages.stride(0),
-            lut.data_ptr(),
-            scores.data_ptr(),
-            scores.stride(0),
-            scores.stride(1),
-            0 if maxima is None else maxima.data_ptr(),
-            0 if maxima is None else maxima.stride(0),
-            0 if maxima is None else maxima.stride(1),
-            batch.block_table.data_ptr(),
+            *operand_arguments(batch, q, lut, scores, maxima),
             *(tensor.data_ptr() for tensor in numbers),
             height,
             width,

@@ -127,20 +127,6 @@ def build(heads: int) -> Callable[..., None]:
     return cast("Callable[..., None]", score_prefill)
 
 
-def compile_and_launch(heads: int, *arguments: int) -> Callable[..., None]:
-    """Compile, or load from FlyDSL's cache, by a first launch.
-
-    Args:
-        heads: index heads, H.
-        arguments: the launch's, the stream's handle last.
-
-    Returns:
-        The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
-    """
-    compiled = flyc.compile(build(heads), *arguments[:-1], fx.Stream(arguments[-1]))
-    return cast("Callable[..., None]", compiled)
-
-
 def compile_for(heads: int, objects: Path | None = None) -> str:
     """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
     numbers = [*[0] * (len(fields(KernelArguments)) - 2), 0, 1, 1]

@@ -34,7 +34,6 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from kernel.backends.flydsl import device as d
-from kernel.backends.flydsl import kernel_cache
 from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.geometry import LANES
 from kernel.backends.flydsl.topk_candidates import SLICE, State
@@ -219,21 +218,6 @@ def build(variant: Variant) -> Callable[..., None]:
         ).launch(grid=(workgroups, heads, 1), block=(THREADS, 1, 1), stream=stream)
 
     return cast("Callable[..., None]", topk)
-
-
-def compile_and_launch(variant: Variant, *arguments: int) -> Callable[..., None]:
-    """Compile, or load from FlyDSL's cache, by a first launch.
-
-    Args:
-        variant: which kernel.
-        arguments: the launch's, the stream's handle last.
-
-    Returns:
-        The same launch without tracing, for other arguments; the stream as ``fx.Stream``.
-    """
-    with kernel_cache.compiling(variant.name):
-        compiled = flyc.compile(build(variant), *arguments[:-1], fx.Stream(arguments[-1]))
-    return cast("Callable[..., None]", compiled)
 
 
 def compile_for(variant: Variant, objects: Path | None = None) -> str:

@@ -20,7 +20,7 @@ class TopkLauncher:
     """Selects rows' best blocks on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, _name, _compile_and_launch)
+        self._kernels = kernels_on(device, _name, _build)
 
     def __call__(
         self,
@@ -85,10 +85,10 @@ def _name(variant: Variant) -> str:
     return variant.name
 
 
-def _compile_and_launch(*arguments: int) -> Launch:
+def _build(variant: Variant) -> Launch:
     from kernel.backends.flydsl import topk
 
-    return topk.compile_and_launch(*arguments)  # type: ignore[arg-type]
+    return topk.build(variant)
 
 
 def _place(rows: torch.Tensor, first: int) -> tuple[int, int, int]:
