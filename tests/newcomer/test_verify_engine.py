@@ -58,6 +58,10 @@ def test_exit_codes_and_json(right: Path, wrong: Path) -> None:
         "got",
         "margin",
         "allowed",
+        "place",
+        "id",
+        "against",
+        "rule",
     }
 
 

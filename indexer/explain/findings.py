@@ -1,0 +1,73 @@
+"""The differences of a part as findings: where each is, and which rule it breaks, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.explain.differences import FAULT, NONE, VERDICTS, Differences, Rule
+from indexer.explain.engine_verdict import KINDS, Finding
+from indexer.explain.rule_words import Judged, Row, own_score, rule_of
+from kernel.batch import LOCAL_SCORE
+from kernel.contract import BLOCK_TOKENS
+
+OWN_RULES: tuple[Rule, ...] = ("own best", "own tie", "own descending", "own tied order")
+"""Rules that the engine's own scores decide."""
+
+
+def findings(judged: Judged, differences: list[Differences], *, faults: bool) -> Iterator[Finding]:
+    """The faults, or else what is legal, row by row; in a row by kind."""
+    if not differences:
+        return
+    grades = np.concatenate([one.grades for one in differences])
+    cells = np.concatenate([one.cells for one in differences])
+    which = np.repeat(np.arange(len(differences)), [len(one.cells) for one in differences])
+    kinds = np.array([KINDS.index(one.kind) for one in differences])[which]
+    place = np.concatenate([one.place for one in differences])
+    against = np.concatenate([one.against for one in differences])
+    order = np.lexsort((cells[:, 2], place, kinds, cells[:, 0], cells[:, 1]))
+    for i in order[(grades[order] == FAULT) == faults].tolist():
+        one = differences[which[i]]
+        yield _finding(judged, one, cells[i], int(grades[i]), int(place[i]), int(against[i]))
+
+
+def _finding(
+    judged: Judged, one: Differences, cell: NDArray[np.int64], grade: int, place: int, against: int
+) -> Finding:
+    head, token, block = (int(n) for n in cell)
+    part, oracle, engine = judged.part, judged.oracle, judged.engine
+    position = int(part.case.seq_lens[0]) - part.case.total_q + token
+    seen = position // BLOCK_TOKENS + 1
+    scores = oracle.scores[head, token, :seen]
+    kth = float(np.sort(scores)[::-1][min(part.case.topk, seen) - 1])
+    expected = got = margin = allowed = None
+    if block != NONE:
+        expected, got = float(scores[block]), own_score(engine, head, token, block)
+        forced = expected >= LOCAL_SCORE
+        allowed = 0.0 if forced else judged.tolerance * float(oracle.bounds[head, token, block])
+        margin = None if forced or kth >= LOCAL_SCORE else expected - kth
+    if one.rule in OWN_RULES:
+        expected, allowed = own_score(engine, head, token, against), 0.0
+        margin = None if got is None or expected is None else got - expected
+        if margin is not None and not np.isfinite(margin):
+            margin = None
+    row = Row(judged, head, token, seen, engine.block_ids)
+    return Finding(
+        request=part.request,
+        head=head,
+        token=part.first + token,
+        position=position,
+        block=block,
+        kind=one.kind,
+        verdict=VERDICTS[grade],
+        expected=expected,
+        got=got,
+        margin=margin,
+        allowed=allowed,
+        place=None if place == NONE else place,
+        id=None if place == NONE else row.ids[place],
+        against=None if against == NONE else against,
+        rule=rule_of(row, one.rule, VERDICTS[grade], block, place, against),
+    )

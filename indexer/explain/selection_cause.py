@@ -1,0 +1,48 @@
+"""The fault that needs no hypothesis: right scores, and ids that are not the best by them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from indexer.explain.differences import Bools
+from indexer.explain.engine_verdict import Cause
+from indexer.explain.evidence import Evidence
+from indexer.explain.match import match
+from indexer.explain.name_causes import NAMED_SHARE
+from indexer.explain.replica import predict
+
+FAMILY = "selection"
+
+
+def selection_cause(
+    evidence: Evidence, selection_faults: Bools, named: tuple[Cause, ...]
+) -> tuple[Cause, ...]:
+    """The cause, if nothing better was named.
+
+    Args:
+        evidence: a sample of rows.
+        selection_faults: ``[H, total_q]`` rows whose ids the engine's own scores contradict.
+        named: causes that explain the scores or the ids. Those of ids in a wrong order take equal scores,
+            and close ones, in any order: they do not see an id that is one place too far.
+    """
+    if any(cause.family != "order of ids" for cause in named):
+        return named
+    scores_right = match(predict(evidence), replace(evidence, block_ids=None)).rows
+    contradicted = selection_faults[evidence.head, evidence.token]
+    explained = int((scores_right & contradicted & evidence.faulty).sum())
+    faulty = int(evidence.faulty.sum())
+    if not explained or explained < NAMED_SHARE * faulty:
+        return named
+    right = int((~evidence.faulty).sum())
+    cause = Cause(
+        name="the ids are not the best by the engine's own scores",
+        family=FAMILY,
+        says="The scores are right, and the selection does not follow them: look at the top-k step, at what "
+        "it reads, and at what is done to its ids afterwards.",
+        explained=explained,
+        faulty=faulty,
+        kept=right - int((contradicted & ~evidence.faulty).sum()),
+        right=right,
+        fitted=0,
+    )
+    return (cause,)
