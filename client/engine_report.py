@@ -41,7 +41,7 @@ def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
     console.print(word.append(printable(case), "default not bold"))
     for line in _counts(verdict):
         console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
-    shown = verdict.findings[:SHOWN_FINDINGS]
+    shown = words.some_of_each_kind(verdict, SHOWN_FINDINGS)
     if verdict.total_findings:
         _print_differences(console, verdict, shown)
     for cause in _causes(verdict):
@@ -85,8 +85,10 @@ def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence
                 console.print(Padding(text, (0, 0, 0, 2), expand=False))
     if len(shown) < verdict.total_findings:
         held = len(verdict.findings)
-        more = "" if held == verdict.total_findings else "; a larger --findings tells more"
-        console.print(Padding(Text(f"--json has the first {held:,}{more}."), (0, 0, 0, 2), expand=False))
+        told = f"--json has the first {held:,} of {verdict.total_findings:,}; a larger --findings tells more."
+        if held == verdict.total_findings:
+            told = f"--json has all {held:,}."
+        console.print(Padding(Text(told), (0, 0, 0, 2), expand=False))
 
 
 def _table(shown: Sequence[Finding]) -> Table:

@@ -16,7 +16,7 @@ COLUMNS = (
     "position",
     "what",
     "place",
-    "block",
+    "block or id",
     "against",
     "expected",
     "got",
@@ -24,7 +24,7 @@ COLUMNS = (
     "verdict",
     "rule",
 )
-"""Of a table of findings; ``block`` holds the id where that is no block."""
+"""Of a table of findings."""
 WORD_COLUMNS = (4, 11, 12)
 COLUMN_NOTE = (
     "place: position in the row's ids, from 0. against: the block it is held against. expected: the right "
@@ -32,7 +32,12 @@ COLUMN_NOTE = (
     "k-th: the right score less that of the row's k-th best block; where its own scores decide, got less "
     "expected."
 )
-_LEGAL: dict[Verdict, str] = {"fault": "faults", "rounding": "by rounding", "tie": "legal ties"}
+_COUNTED: dict[Verdict, tuple[str, str]] = {
+    "fault": ("fault", "faults"),
+    "rounding": ("by rounding", "by rounding"),
+    "tie": ("legal tie", "legal ties"),
+}
+"""Of one, and of several."""
 MAX_NAMED = 8
 """Requests, heads or rows that are named in a line."""
 
@@ -69,7 +74,8 @@ def score_error(verdict: EngineVerdict) -> str | None:
         return error
     cells = sum(verdict.unmeasured_cells.values())
     kinds = ", ".join(f"{name}: {count:,}" for name, count in verdict.unmeasured_cells.items())
-    return f"none can be stated in {cells:,} wrong cells ({kinds}); {error} in the others"
+    where = "1 wrong cell" if cells == 1 else f"{cells:,} wrong cells"
+    return f"none can be stated in {where} ({kinds}); {error} in the others"
 
 
 def selection_faults(verdict: EngineVerdict) -> str | None:
@@ -77,8 +83,8 @@ def selection_faults(verdict: EngineVerdict) -> str | None:
     if not verdict.selection_fault_rows:
         return None
     return (
-        f"In {_rows(verdict.selection_fault_rows)} the ids are not the best by the engine's own scores: the "
-        "selection is at fault there, whatever the scores are."
+        f"In {_rows(verdict.selection_fault_rows)} the ids are not the best by the engine's own scores: "
+        "whatever the scores are, the selection is at fault there, or what becomes of its ids."
     )
 
 
@@ -107,16 +113,32 @@ def kind_counts(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[tuple[
     """Each kind of difference, how many there are, and how many are shown."""
     told = Counter(finding.kind for finding in shown)
     return [
-        (kind, ", ".join(f"{count:,} {_LEGAL[which]}" for which, count in counts.items()), f"{told[kind]:,}")
+        (
+            kind,
+            ", ".join(f"{count:,} {_COUNTED[which][count > 1]}" for which, count in counts.items()),
+            f"{told[kind]:,}",
+        )
         for kind, counts in verdict.differences.items()
     ]
 
 
+def some_of_each_kind(verdict: EngineVerdict, most: int) -> list[Finding]:
+    """Findings to show: the first of every kind in turn, so that a row with many does not hide the others."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    turns = []
+    for i, finding in enumerate(verdict.findings):
+        legal = finding.verdict != "fault"
+        turns.append((legal, seen[finding.kind, legal], i))
+        seen[finding.kind, legal] += 1
+    return [verdict.findings[i] for _, _, i in sorted(sorted(turns)[:most], key=lambda turn: turn[2])]
+
+
 def shown_of(verdict: EngineVerdict, shown: Sequence[Finding]) -> str:
     """Which findings a list holds."""
-    if len(shown) == verdict.total_findings:
-        return f"All {verdict.total_findings:,} differences, faults first"
-    return f"The first {len(shown):,} of {verdict.total_findings:,} differences, faults first"
+    total = verdict.total_findings
+    if len(shown) == total:
+        return "The difference" if total == 1 else f"All {total:,} differences, faults first"
+    return f"{len(shown):,} of {total:,} differences, the first of each kind, faults first"
 
 
 def cells(finding: Finding) -> tuple[str, ...]:

@@ -32,7 +32,11 @@ def verify(
     backend: BackendOption = "auto",
     precision: PrecisionOption = Precision.exact,
     findings: Annotated[
-        int, typer.Option(min=0, help="Differences of an engine's result that are told, faults first.")
+        int,
+        typer.Option(
+            min=0,
+            help="Differences of an engine's result that --json tells, faults first; people are shown 12.",
+        ),
     ] = 1000,
     url: UrlOption = None,
     token: TokenOption = None,
@@ -49,9 +53,9 @@ def verify(
     topk_mismatches, seconds, unjudged_rows, not_finite, engine. ok is of all; engine is null for a case
     without an engine's result. Rows whose queries are not finite are not judged, but named, and ok is false.
     Score errors are in units of the cell's sum of |q_i k_i|; a mismatch is a row with other block ids than
-    the right ones; a number that is not finite is a string; seconds are the backend's own, cold, or with --url
-    those until the answer was here. A case that cannot be read is reported on stderr and does not stop the
-    others; the exit code is then 2.
+    the right ones; a number that is not finite is a string; seconds are the backend's own, cold, or with
+    --url those until the answer was here. A case that cannot be read is reported on stderr and does not stop
+    the others; the exit code is then 2.
     """
     from client.failure import one_line_errors
     from client.json_values import dumps

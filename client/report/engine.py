@@ -14,7 +14,7 @@ SHOWN_FINDINGS = 40
 
 def engine_section(verdict: EngineVerdict) -> str:
     """Verdict, causes, and the first differences."""
-    shown = verdict.findings[:SHOWN_FINDINGS]
+    shown = words.some_of_each_kind(verdict, SHOWN_FINDINGS)
     parts = [f"<p>{verdict_badge(verdict)}</p>", paragraph(words.row_counts(verdict))]
     at_fault = words.selection_faults(verdict)
     if at_fault is not None:

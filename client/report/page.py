@@ -98,7 +98,7 @@ def _verification(gathered: Gathered) -> str:
 
 def _fidelity(gathered: Gathered) -> str:
     shown = gathered.fidelity
-    if shown is None and gathered.verification.unjudged_rows:
+    if shown is None and gathered.case.index_k is not None:
         why = "Some queries are not finite: what cheaper keys cost them is not known."
         return section("Fidelity", paragraph(why))
     if shown is None:

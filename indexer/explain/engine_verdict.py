@@ -37,7 +37,8 @@ class Finding:
         place: position in the row's ids, from 0; None for a score or a block that is not among them.
         id: what stands at ``place``; None without one.
         against: the block that it is held against: the best one left out, the worst one picked, or the
-            neighbour that it is out of order with. None without one.
+            neighbour that it is out of order with; for ``id`` the best of the right blocks that the row
+            lacks. None without one.
         rule: the rule that is broken, or why it is legal, with its numbers.
     """
 

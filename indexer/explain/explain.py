@@ -47,5 +47,5 @@ class EngineJudge:
         if (grades == FAULT).any():
             evidence = gather_evidence(self._case, grades, FAULT, self._tolerance)
             causes, candidates = name_causes(evidence)
-            causes = selection_cause(evidence, self._tally.selection_faults, causes)
+            causes = selection_cause(evidence, self._tally.selection_faults, self._tally.score_faults, causes)
         return self._tally.verdict(causes, candidates, check_written(self._case))

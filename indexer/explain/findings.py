@@ -54,6 +54,8 @@ def _finding(
         if margin is not None and not np.isfinite(margin):
             margin = None
     row = Row(judged, head, token, seen, engine.block_ids)
+    if one.kind == "id" and row.lacks:
+        against = row.lacks[0]
     return Finding(
         request=part.request,
         head=head,

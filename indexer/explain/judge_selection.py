@@ -57,9 +57,12 @@ def exchanged(
             others, sign = picked & ~right, -1.0
         cells = np.argwhere(cells_of & rows[:, :, None])
         place = tuple(cells.T)
-        tied = np.broadcast_to(scores == kth, scores.shape)[place]
+        equal = others & (scores == kth)
+        row = cells[:, 0], cells[:, 1]
+        tied = (scores == kth)[place] & equal.any(axis=2)[row]
         grades = np.where(faulty[place], FAULT, np.where(tied, TIE, ROUNDING)).astype(np.int8)
-        against = np.where(others, sign * scores, -np.inf).argmax(axis=2)[cells[:, 0], cells[:, 1]]
+        farthest = np.where(others, sign * scores, -np.inf).argmax(axis=2)
+        against = np.where(grades == TIE, equal.argmax(axis=2)[row], farthest[row])
         if kind == "picked":
             at = places_of(ids, cells)
             found.append(differences("picked", "picked", cells, grades, place=at, against=against))
@@ -120,6 +123,7 @@ def judge_by_own_scores(
         clipped = ids.clip(0, own.shape[2] - 1).astype(np.int64)
         scores = np.take_along_axis(own, clipped, axis=2)
         both = (ids[:, :, :-1] >= 0) & (ids[:, :, 1:] >= 0) & rows[:, :, None]
+        both &= ~not_best[:, :, None]  # a better block is missing there: its order says no more
         rises = both & (scores[:, :, 1:] > scores[:, :, :-1])
         equal = both & (scores[:, :, 1:] == scores[:, :, :-1]) & (ids[:, :, 1:] < ids[:, :, :-1])
         misordered |= rises.any(axis=2)

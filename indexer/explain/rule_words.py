@@ -15,6 +15,11 @@ from indexer.oracle import OracleResult
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 
+ENTRY_RULES: tuple[Rule, ...] = ("below -1", "not of the row", "repeated", "too few", "gap")
+"""Rules that one entry of a row breaks."""
+SHOWN_LACKS = 3
+"""Blocks that a row lacks, in words."""
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:
@@ -50,6 +55,12 @@ class Row:
         """As the engine wrote them."""
         return [] if self.block_ids is None else [int(i) for i in self.block_ids[self.head, self.token]]
 
+    @property
+    def lacks(self) -> list[int]:
+        """Blocks of the right selection that are not among the ids, best first."""
+        right = self.judged.oracle.block_ids[self.head, self.token].tolist()
+        return [block for block in right if block != NONE and block not in self.ids]
+
     def right(self, block: int) -> str:
         """The right score in words."""
         return f"{float(self.judged.oracle.scores[self.head, self.token, block]):.6g}"
@@ -73,7 +84,9 @@ def rule_of(row: Row, rule: Rule, verdict: str, block: int, place: int, against:
         return _exchange_rule(row, rule, verdict, against)
     if place == NONE:
         raise AssertionError("rules of ids have a place")
-    return _id_rule(row, rule, place, block, against)
+    if rule in ENTRY_RULES:
+        return _entry_rule(row, rule, place) + _lacked(row)
+    return _order_rule(row, rule, place, block, against)
 
 
 def _score_rule(row: Row, block: int) -> str:
@@ -110,7 +123,16 @@ def _exchange_rule(row: Row, rule: Rule, verdict: str, against: int) -> str:
     return f"of {best}, and left out: {other} was picked"
 
 
-def _id_rule(row: Row, rule: Rule, place: int, block: int, against: int) -> str:
+def _lacked(row: Row) -> str:
+    lacks = row.lacks
+    if not lacks:
+        return ""
+    shown = ", ".join(f"{block} ({row.right(block)})" for block in lacks[:SHOWN_LACKS])
+    more = f" and {len(lacks) - SHOWN_LACKS} more" if len(lacks) > SHOWN_LACKS else ""
+    return f"; of the right blocks the row lacks {shown}{more}"
+
+
+def _entry_rule(row: Row, rule: Rule, place: int) -> str:
     ids = row.ids
     blocks = -(-row.judged.seq_len // BLOCK_TOKENS)
     wanted = min(len(ids), row.seen)
@@ -126,8 +148,10 @@ def _id_rule(row: Row, rule: Rule, place: int, block: int, against: int) -> str:
         picked = sum(i != NONE for i in ids)
         more = ", and ids follow" if any(i != NONE for i in ids[place:]) else ""
         return f"the row sees {row.seen} blocks and must pick {wanted}: it picks {picked}{more}"
-    if rule == "gap":
-        return "-1 stands behind all ids, and here ids follow"
+    return "-1 may stand only behind all ids, and here ids follow"
+
+
+def _order_rule(row: Row, rule: Rule, place: int, block: int, against: int) -> str:
     own = f"block {block} ({row.own(block)})", f"block {against} ({row.own(against)})"
     right = f"block {block} ({row.right(block)})", f"block {against} ({row.right(against)})"
     return {

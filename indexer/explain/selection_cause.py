@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from indexer.explain.differences import Bools
 from indexer.explain.engine_verdict import Cause
 from indexer.explain.evidence import Evidence
-from indexer.explain.match import match
-from indexer.explain.name_causes import NAMED_SHARE
-from indexer.explain.replica import predict
 
 FAMILY = "selection"
+NAMED_SHARE = 0.9
+"""Share of faulty rows that must be so."""
 
 
 def selection_cause(
-    evidence: Evidence, selection_faults: Bools, named: tuple[Cause, ...]
+    evidence: Evidence, selection_faults: Bools, score_faults: Bools, named: tuple[Cause, ...]
 ) -> tuple[Cause, ...]:
     """The cause, if nothing better was named.
 
     Args:
         evidence: a sample of rows.
         selection_faults: ``[H, total_q]`` rows whose ids the engine's own scores contradict.
+        score_faults: ``[H, total_q]`` rows that have a wrong score.
         named: causes that explain the scores or the ids. Those of ids in a wrong order take equal scores,
             and close ones, in any order: they do not see an id that is one place too far.
     """
     if any(cause.family != "order of ids" for cause in named):
         return named
-    scores_right = match(predict(evidence), replace(evidence, block_ids=None)).rows
     contradicted = selection_faults[evidence.head, evidence.token]
+    scores_right = ~score_faults[evidence.head, evidence.token]
     explained = int((scores_right & contradicted & evidence.faulty).sum())
     faulty = int(evidence.faulty.sum())
     if not explained or explained < NAMED_SHARE * faulty:
@@ -41,7 +39,7 @@ def selection_cause(
         "it reads, and at what is done to its ids afterwards.",
         explained=explained,
         faulty=faulty,
-        kept=right - int((contradicted & ~evidence.faulty).sum()),
+        kept=right,
         right=right,
         fitted=0,
     )

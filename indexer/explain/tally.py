@@ -36,6 +36,7 @@ class Tally:
         self._judged = np.ones(shape, dtype=bool) if judged is None else judged
         self.grades = np.full(shape, UNJUDGED, dtype=np.int8)
         self.selection_faults = np.zeros(shape, dtype=bool)
+        self.score_faults = np.zeros(shape, dtype=bool)
         self._most = max_findings
         self._faults: list[Finding] = []
         self._legal: list[Finding] = []
@@ -64,6 +65,8 @@ class Tally:
         if found.scores is not None:
             self._error = max(self._error, found.scores.max_measured_error)
             self._unmeasured.update(found.scores.unmeasured)
+            head, token, _ = found.scores.wrong.cells.T
+            self.score_faults[head, part.first + token] = True
         told = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
         for faults, kept in ((True, self._faults), (False, self._legal)):
             room = self._most - len(self._faults) - (0 if faults else len(self._legal))
