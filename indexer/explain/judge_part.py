@@ -65,14 +65,14 @@ def judge_part(
         found += [_within(wrong, judged) for wrong in picked.wrong]
         found += exchanged(ids, picked.blocks, oracle, visible, allowed, rows)
         legal: list[Differences] = []
-        misplaced = out_of_order(ids, engine.order, oracle, allowed, rows)
+        # Ids that follow the engine's own scores are in another order only where a score is at fault.
+        if engine.scores is None or engine.order == "block":
+            found.append(out_of_order(ids, engine.order, oracle, allowed, rows))
         if engine.scores is not None:
             own = _by_own_scores(engine, picked, got, oracle, visible, rows)
             found += own.wrong
             legal = own.ties
             selection_faults = judged & (picked.invalid | own.not_best)
-            misplaced = _within(misplaced, ~own.faults)  # told already, by scores that have no tolerance
-        found.append(misplaced)
         # A tie by the engine's own scores is told where nothing else is: by the oracle it was told above.
         exact = _graded(judged, found) == RIGHT
         found += [_within(ties, exact) for ties in legal]

@@ -138,12 +138,13 @@ def _entry_rule(row: Row, rule: Rule, place: int) -> str:
     wanted = min(len(ids), row.seen)
     if rule == "below -1":
         return "an id is a block from 0 on, or -1 for none"
+    filling = f"; the row sees {row.seen} blocks, so here -1 must stand" if place >= wanted else ""
     if rule == "not of the row" and ids[place] >= blocks:
-        return f"request {row.judged.part.request} has blocks 0 to {blocks - 1} only"
+        return f"request {row.judged.part.request} has blocks 0 to {blocks - 1} only{filling}"
     if rule == "not of the row":
-        return f"the token sees blocks 0 to {row.seen - 1} only: this one lies after it"
+        return f"the token sees blocks 0 to {row.seen - 1} only: this one lies after it{filling}"
     if rule == "repeated":
-        return f"a block may be picked once: it stands at place {ids.index(ids[place])} already"
+        return f"a block may be picked once: it stands at place {ids.index(ids[place])} already{filling}"
     if rule == "too few":
         picked = sum(i != NONE for i in ids)
         more = ", and ids follow" if any(i != NONE for i in ids[place:]) else ""

@@ -51,7 +51,7 @@ def again(ids: NDArray[np.int32]) -> None:
         (put(TOKEN, 3, 2**31 - 1), TOKEN, 3, 2**31 - 1, "request 1 has blocks 0 to 20 only"),
         (put(TOKEN, 3, -2), TOKEN, 3, -2, "-1 for none"),
         (put(TOKEN, 3, -(2**31)), TOKEN, 3, -(2**31), "-1 for none"),
-        (put(EARLY, 3, 1), EARLY, 3, 1, "it stands at place"),
+        (put(EARLY, 3, 1), EARLY, 3, 1, "already; the row sees 3 blocks, so here -1 must stand"),
         (put(EARLY, 1, 3), EARLY, 1, 3, "request 0 has blocks 0 to 2 only"),
     ],
 )

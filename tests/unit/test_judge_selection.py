@@ -155,3 +155,16 @@ def test_two_exchanged_forced_blocks_are_both_named(case: Case) -> None:
         assert {finding.block, finding.against} == {0, last}
         assert f"block {last} (1e+29) stands before block 0 (1e+30)" in finding.rule
         assert "not told apart" in finding.rule
+
+
+def test_ids_that_follow_a_wrong_score_are_in_order(case: Case) -> None:
+    """What is wrong is told once: by the score."""
+    scores, ids = recorded(case)
+    second = int(ids[HEAD, TOKEN, 3])
+    scores[HEAD, TOKEN, second] *= 1.5
+    ids[HEAD, TOKEN, [2, 3]] = ids[HEAD, TOKEN, [3, 2]]
+    assert ids[HEAD, TOKEN, 2] == second
+    verdict = judged(with_result(case, scores, ids))
+    assert (only(verdict.findings).kind, verdict.selection_fault_rows) == ("score", 0)
+    kinds = [finding.kind for finding in judged(with_result(case, scores, ids, "block")).findings]
+    assert kinds.count("order") == case.rows, "an order by block is another matter"
