@@ -69,14 +69,14 @@ def differences(
 ) -> Differences:
     """Places of one rule; one grade may stand for all."""
     count = len(cells)
-    nothing = np.full(count, NONE, dtype=np.int64)
+    nothing = np.broadcast_to(np.int64(NONE), (count,))
     return Differences(
         kind,
         rule,
-        cells.astype(np.int64).reshape(count, 3),
+        cells.astype(np.int64, copy=False).reshape(count, 3),
         np.broadcast_to(np.asarray(grades, dtype=np.int8), (count,)),
-        nothing if place is None else place.astype(np.int64),
-        nothing if against is None else against.astype(np.int64),
+        nothing if place is None else place.astype(np.int64, copy=False),
+        nothing if against is None else against.astype(np.int64, copy=False),
     )
 
 

@@ -7,30 +7,41 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.explain.differences import FAULT, NONE, VERDICTS, Differences, Rule
+from indexer.explain.differences import FAULT, NONE, VERDICTS, Differences, Ints, Rule
 from indexer.explain.engine_verdict import KINDS, Finding
 from indexer.explain.rule_words import Judged, Row, own_score, rule_of
 from kernel.batch import LOCAL_SCORE
-from kernel.contract import BLOCK_TOKENS
+from kernel.contract import BLOCK_TOKENS, SUPPORTED_HEADS
 
+MAX_HEADS = max(SUPPORTED_HEADS)
 OWN_RULES: tuple[Rule, ...] = ("own best", "own tie", "own descending", "own tied order")
 """Rules that the engine's own scores decide."""
 
 
-def findings(judged: Judged, differences: list[Differences], *, faults: bool) -> Iterator[Finding]:
-    """The faults, or else what is legal, row by row; in a row by kind."""
-    if not differences:
-        return
-    grades = np.concatenate([one.grades for one in differences])
-    cells = np.concatenate([one.cells for one in differences])
-    which = np.repeat(np.arange(len(differences)), [len(one.cells) for one in differences])
-    kinds = np.array([KINDS.index(one.kind) for one in differences])[which]
-    place = np.concatenate([one.place for one in differences])
-    against = np.concatenate([one.against for one in differences])
-    order = np.lexsort((cells[:, 2], place, kinds, cells[:, 0], cells[:, 1]))
-    for i in order[(grades[order] == FAULT) == faults].tolist():
-        one = differences[which[i]]
-        yield _finding(judged, one, cells[i], int(grades[i]), int(place[i]), int(against[i]))
+def findings(judged: Judged, differences: list[Differences], *, faults: bool, most: int) -> Iterator[Finding]:
+    """The first faults, or else the first of what is legal, row by row; in a row by kind."""
+    picked = [(one, *_first(one, faults, most)) for one in differences]
+    entries = [
+        (row, KINDS.index(one.kind), int(one.place[i]), int(one.cells[i, 2]), one, i)
+        for one, places, rows in picked
+        for i, row in zip(places.tolist(), rows.tolist())
+    ]
+    entries.sort(key=lambda entry: entry[:4])
+    for *_, one, i in entries[:most]:
+        place, against = int(one.place[i]), int(one.against[i])
+        yield _finding(judged, one, one.cells[i], int(one.grades[i]), place, against)
+
+
+def _first(one: Differences, faults: bool, most: int) -> tuple[Ints, Ints]:
+    """Places among which the first ``most`` are, all of a row or none, and their rows by token and head."""
+    places = np.flatnonzero((one.grades == FAULT) == faults)
+    if not most or not len(places):
+        return places[:0], places[:0]
+    rows = one.cells[places, 1] * MAX_HEADS + one.cells[places, 0]
+    if len(rows) > most:
+        kept = rows <= np.partition(rows, most - 1)[most - 1]
+        places, rows = places[kept], rows[kept]
+    return places, rows
 
 
 def _finding(

@@ -51,7 +51,7 @@ def judge_scores(
     why = unmeasured(have, want, bound)
     measured = why == MEASURED
     error = np.full(len(cells), WRONG_CELL_ERROR)
-    error[measured] = np.abs(have - want)[measured] / bound[measured]
+    np.divide(np.abs(have - want), bound, out=error, where=measured)
     faulty = ~measured | (error > tolerance)
     counts = np.bincount(why, minlength=len(UNMEASURED))
     return ScoreJudgement(
@@ -61,7 +61,7 @@ def judge_scores(
     )
 
 
-def unmeasured(have: Floats, want: Floats, bound: Floats) -> NDArray[np.int64]:
+def unmeasured(have: Floats, want: Floats, bound: Floats) -> NDArray[np.int8]:
     """Which of :data:`UNMEASURED` holds for cells that differ: an engine's, the right score, its bound.
 
     An error in units of the bound says something of two numbers only: NaN compares with nothing, a forced
@@ -76,4 +76,4 @@ def unmeasured(have: Floats, want: Floats, bound: Floats) -> NDArray[np.int64]:
         forced,
         bound == 0,
     )
-    return np.select(conditions, list(range(1, len(UNMEASURED))), MEASURED).astype(np.int64)
+    return np.select(conditions, [np.int8(i) for i in range(1, len(UNMEASURED))], MEASURED).astype(np.int8)

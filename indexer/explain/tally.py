@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
 
 import numpy as np
 
@@ -70,7 +69,7 @@ class Tally:
         told = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
         for faults, kept in ((True, self._faults), (False, self._legal)):
             room = self._most - len(self._faults) - (0 if faults else len(self._legal))
-            kept.extend(islice(findings(told, found.differences, faults=faults), max(0, room)))
+            kept.extend(findings(told, found.differences, faults=faults, most=max(0, room)))
 
     def verdict(
         self, causes: tuple[Cause, ...], candidates: tuple[Cause, ...], written: WrittenKeys | None

@@ -120,3 +120,21 @@ def test_every_entry_is_told_and_the_others_are_judged(case: Case) -> None:
     assert [finding.place for finding in verdict.findings] == [0, 1, 3, 4]
     assert verdict.differences == {"id": {"fault": 4}}
     assert (verdict.fault_rows, verdict.right_rows) == (1, case.rows - 1)
+
+
+def test_a_limit_keeps_the_first_row_by_row(case: Case) -> None:
+    scores, ids = recorded(case)
+    random = np.random.default_rng(0)
+    ids[:, 1:] = random.integers(-2, 24, ids[:, 1:].shape)
+    ids[0, 4] = random.permutation(21)[:TOPK]
+    scores[:, 2:] += 1
+    wrong = with_result(case, scores, ids)
+    everything = judged(wrong)
+    places = [(finding.token, finding.head) for finding in everything.findings]
+    assert places == sorted(places)
+    assert everything.total_findings == len(places)
+    assert len({finding.kind for finding in everything.findings}) > 3
+    for most in (0, 1, 5, 40):
+        few = judged(wrong, max_findings=most)
+        assert few.findings == everything.findings[:most]
+        assert (few.differences, few.total_findings) == (everything.differences, len(places))
