@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from indexer.answer_errors import mismatched_rows, score_error
 from indexer.case import Case
 from indexer.fidelity import Recall, selection_recall, unquantised_scores
 from indexer.oracle import run_oracle
 from indexer.replay import LoadedCase, flop, load_case
 from indexer.result import ScoreResult
-from indexer.verify import mismatched_rows, score_error
 from kernel.backends.base import SCORE_TOLERANCE
 
 WARM_SECONDS = 2.0

@@ -2,97 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from client import engine_words as words
 from client.failure import printable
-from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding
+from indexer.explain.engine_verdict import EngineVerdict, Finding
+from indexer.finite_queries import NotFiniteRow
 
 SHOWN_FINDINGS = 12
+MOST_COLUMNS = 1 << 16
+"""Columns that hold any finding."""
+
+
+def print_not_judged(console: Console, case: str, count: int, rows: Sequence[NotFiniteRow]) -> None:
+    """Name the rows of a case that were left out."""
+    console.print(
+        Text("NOT JUDGED ", "bold yellow", overflow="fold").append(printable(case), "default not bold")
+    )
+    shown = rows[: words.MAX_NAMED]
+    lines = [f"{count:,} rows were left out: their queries are not finite, and no answer to them is right."]
+    lines += [f"  {words.not_finite(row)}" for row in shown]
+    if count > len(shown):
+        lines.append(f"  and {count - len(shown):,} more; --json names the first {len(rows):,}.")
+    for line in lines:
+        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
 
 def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
     """Explain a verdict to a person."""
-    word = Text("engine RIGHT ", "bold green") if verdict.ok else Text("engine WRONG ", "bold red")
-    word.overflow = "fold"
+    headline, style = words.headline(verdict)
+    word = Text(f"{headline} ", style, overflow="fold")
     console.print(word.append(printable(case), "default not bold"))
     for line in _counts(verdict):
         console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
-    if verdict.findings:
-        console.print(Padding(_findings(verdict), (0, 0, 0, 2), expand=False))
+    shown = words.some_of_each_kind(verdict, SHOWN_FINDINGS)
+    if verdict.total_findings:
+        _print_differences(console, verdict, shown)
     for cause in _causes(verdict):
         console.print(Padding(cause, (0, 0, 0, 2), expand=False))
 
 
 def _counts(verdict: EngineVerdict) -> list[str]:
-    lines = [
-        f"{verdict.rows:,} rows: {verdict.right_rows:,} right, {verdict.tie_rows:,} differ by legal ties, "
-        f"{verdict.rounding_rows:,} by rounding, {verdict.fault_rows:,} by faults."
-    ]
-    if verdict.max_score_error is not None:
-        lines.append(
-            f"Largest score error {verdict.max_score_error:.2g} of {verdict.score_tolerance:.2g} allowed, in "
-            "units of sum|q k|."
-        )
-    if verdict.selection_fault_rows:
-        lines.append(
-            f"In {verdict.selection_fault_rows:,} rows the ids are not the best by the engine's own scores: "
-            "the selection is at fault, not the scores."
-        )
+    lines = [words.row_counts(verdict)]
+    error = words.score_error(verdict)
+    if error is not None:
+        lines.append(f"Largest score error, in units of sum|q k|: {error}.")
+    at_fault = words.selection_faults(verdict)
+    if at_fault is not None:
+        lines.append(at_fault)
     if verdict.fault_rows:
-        requests = _first(verdict.fault_rows_by_request)
-        lines.append(f"Faulty rows by request: {requests}; by head: {_first(verdict.fault_rows_by_head)}.")
-    written = verdict.written
+        requests = words.by_number(verdict.fault_rows_by_request)
+        heads = words.by_number(verdict.fault_rows_by_head)
+        lines.append(f"Faulty rows by request: {requests}; by head: {heads}.")
+    written = words.written_keys(verdict)
     if written is not None:
-        where = ""
-        if written.wrong:
-            where = f"; the first wrong one is position {written.worst_position:,} of request "
-            where += str(written.worst_request)
-        right = written.tokens - written.wrong
-        lines.append(
-            f"Keys of this step: {right:,} of {written.tokens:,} lie in the pages as they must{where}."
-        )
+        lines.append(f"Keys of this step: {written}.")
     return lines
 
 
-def _first(counts: dict[int, int]) -> str:
-    shown = [f"{name}: {count:,}" for name, count in list(counts.items())[:8]]
-    return ", ".join(shown) + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
+def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence[Finding]) -> None:
+    """How many there are of each kind, the first of them, and where the others are."""
+    kinds = [f"{kind} {count} ({told} shown)" for kind, count, told in words.kind_counts(verdict, shown)]
+    lines = [Text("Differences by kind: " + "; ".join(kinds) + ".")]
+    if shown:
+        lines.append(Text(words.shown_of(verdict, shown) + ":"))
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
+    if shown:
+        table = _table(shown)
+        wanted = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS)).maximum + 2
+        if wanted <= console.width:
+            console.print(Padding(table, (0, 0, 0, 2), expand=False))
+        else:
+            for finding in shown:
+                text = _verdict(finding).append(f" {words.sentence(finding)}", "default not bold")
+                console.print(Padding(text, (0, 0, 0, 2), expand=False))
+    if len(shown) < verdict.total_findings:
+        held = len(verdict.findings)
+        told = f"--json has the first {held:,} of {verdict.total_findings:,}; a larger --findings tells more."
+        if held == verdict.total_findings:
+            told = f"--json has all {held:,}."
+        console.print(Padding(Text(told), (0, 0, 0, 2), expand=False))
 
 
-def _findings(verdict: EngineVerdict) -> Table:
-    shown = verdict.findings[:SHOWN_FINDINGS]
-    rest = verdict.total_findings - len(shown)
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        caption=f"{rest:,} more differences; --json has the first {len(verdict.findings):,}"
-        if rest
-        else None,
-        caption_justify="left",
-    )
-    for column in ("request", "head", "token", "position", "block"):
-        table.add_column(column, justify="right")
-    table.add_column("what")
-    for column in ("expected", "got", "to k-th"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
+def _table(shown: Sequence[Finding]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for i, column in enumerate(words.COLUMNS):
+        table.add_column(column, justify="left" if i in words.WORD_COLUMNS else "right")
     for finding in shown:
-        table.add_row(
-            *(f"{n:,}" for n in (finding.request, finding.head, finding.token, finding.position)),
-            "row" if finding.block < 0 else f"{finding.block:,}",
-            finding.kind,
-            *(_number(n) for n in (finding.expected, finding.got)),
-            "" if finding.margin is None else f"{finding.margin:+.4g}",
-            _verdict(finding),
-        )
+        *cells, _, rule = words.cells(finding)
+        table.add_row(*cells, _verdict(finding), Text(rule))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
 
 
 def _verdict(finding: Finding) -> Text:
@@ -109,7 +115,7 @@ def _causes(verdict: EngineVerdict) -> list[Text]:
     for cause in causes:
         lines.append(Text("Cause: ", "bold").append(cause.name, "bold red").append(f" ({cause.family})"))
         lines.append(Text(f"  {cause.says}"))
-        lines.append(Text(f"  {_evidence(cause)}", "dim"))
+        lines.append(Text(f"  {words.evidence(cause)}", "dim"))
     if verdict.fault_rows and not verdict.causes:
         lines.append(Text("No single fault that is known here explains it.", "bold"))
         lines += [
@@ -117,10 +123,3 @@ def _causes(verdict: EngineVerdict) -> list[Text]:
             for cause in verdict.candidates
         ]
     return lines
-
-
-def _evidence(cause: Cause) -> str:
-    rows = f"Computed and compared: it gives {cause.explained} of {cause.faulty} sampled faulty rows exactly"
-    if cause.right:
-        rows += f", and leaves {cause.kept} of {cause.right} right ones as they are"
-    return rows + "."

@@ -6,6 +6,7 @@ shared with what is being checked.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,8 @@ from kernel.checks import checked_batch
 from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
 from kernel.page import PAGE_STRIDE_ALIGNMENT, blocks_of
 
+WRONG_CELL_ERROR = sys.float_info.max
+"""Error of a cell that must be equal and is not (sentinel, ``-inf``, NaN): finite, as JSON needs it."""
 CHUNK_KEYS = 1 << 14
 """Keys that the oracle quantises at a time: it takes some 2 KB for each."""
 

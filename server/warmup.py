@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from indexer.answer_errors import mismatched_rows, score_error
 from indexer.case import Case
 from indexer.oracle import run_oracle
 from indexer.replay import as_tensor
-from indexer.verify import mismatched_rows, score_error
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, SUPPORTED_HEADS
 from kernel.errors import IndexerError

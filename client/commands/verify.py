@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import time
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -33,7 +32,11 @@ def verify(
     backend: BackendOption = "auto",
     precision: PrecisionOption = Precision.exact,
     findings: Annotated[
-        int, typer.Option(min=0, help="Differences of an engine's result that are told, faults first.")
+        int,
+        typer.Option(
+            min=0,
+            help="Differences of an engine's result that --json tells, faults first; people are shown 12.",
+        ),
     ] = 1000,
     url: UrlOption = None,
     token: TokenOption = None,
@@ -47,12 +50,15 @@ def verify(
     With --url the sidecar scores, and the oracle of this machine judges its answer.
 
     With --json, one object a line and case: case, backend, ok, rows, max_score_error, score_tolerance,
-    topk_mismatches, seconds, engine. ok is of both; engine is null for a case without an engine's result.
+    topk_mismatches, seconds, unjudged_rows, not_finite, engine. ok is of all; engine is null for a case
+    without an engine's result. Rows whose queries are not finite are not judged, but named, and ok is false.
     Score errors are in units of the cell's sum of |q_i k_i|; a mismatch is a row with other block ids than
-    the right ones; seconds are the backend's own, cold, or with --url those until the answer was here. A case
-    that cannot be read is reported on stderr and does not stop the others; the exit code is then 2.
+    the right ones; a number that is not finite is a string; seconds are the backend's own, cold, or with
+    --url those until the answer was here. A case that cannot be read is reported on stderr and does not stop
+    the others; the exit code is then 2.
     """
     from client.failure import one_line_errors
+    from client.json_values import dumps
     from client.terminal import output, progress
     from indexer.case import read_case
     from kernel.errors import IndexerError
@@ -87,16 +93,18 @@ def verify(
             else:
                 done.append(result)
                 if as_json:
-                    print(json.dumps(dataclasses.asdict(result)), flush=True)
+                    print(dumps(dataclasses.asdict(result)), flush=True)
             bar.advance(task)
     if done and not as_json:
         console, table = output(pipe_width=WIDE), _table(done)
         unfolded = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS))
         console.print(table if unfolded.maximum <= console.width else _sentences(done))
-        for result in done:
-            if result.engine is not None:
-                from client.engine_report import print_engine
+        from client.engine_report import print_engine, print_not_judged
 
+        for result in done:
+            if result.unjudged_rows:
+                print_not_judged(console, result.case, result.unjudged_rows, result.not_finite)
+            if result.engine is not None:
                 print_engine(console, result.case, result.engine)
     if failed:
         raise typer.Exit(FAILURE)
@@ -106,9 +114,11 @@ def verify(
 
 def _verify_remote(client: Client, case: Case, name: str, findings: int) -> Verification:
     from client.errors import BadReplyError
+    from indexer.finite_queries import finite_rows, with_finite_queries
 
+    asked = with_finite_queries(case, finite_rows(case))
     began = time.perf_counter()
-    reply = client.score_case(case, order="score")
+    reply = client.score_case(asked, order="score")
     seconds = time.perf_counter() - began
     if reply.scores is None or reply.precision not in [known.value for known in Precision]:
         raise BadReplyError(f"precision = {reply.precision!r}: no scores of a known precision came back")

@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-from client.report.html import badge, paragraph, section, table, text
-from indexer.explain.engine_verdict import Cause, EngineVerdict
+from collections.abc import Sequence
+
+from client import engine_words as words
+from client.report.html import badge, items, paragraph, section, table, text
+from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding
+from indexer.finite_queries import NotFiniteRow
 
 SHOWN_FINDINGS = 40
 
 
 def engine_section(verdict: EngineVerdict) -> str:
     """Verdict, causes, and the first differences."""
-    parts = [
-        f"<p>{badge(verdict.ok, 'engine right', 'engine wrong')}</p>",
-        _counts(verdict),
-        *_causes(verdict),
-    ]
-    if verdict.findings:
-        shown = min(SHOWN_FINDINGS, len(verdict.findings))
-        parts.append(f"<h3>Differences: the first {shown:,} of {verdict.total_findings:,}, faults first</h3>")
-        parts.append(_findings(verdict))
+    shown = words.some_of_each_kind(verdict, SHOWN_FINDINGS)
+    parts = [f"<p>{verdict_badge(verdict)}</p>", paragraph(words.row_counts(verdict))]
+    at_fault = words.selection_faults(verdict)
+    if at_fault is not None:
+        parts.append(paragraph(at_fault))
+    parts += [*_causes(verdict), _counts(verdict)]
+    if verdict.total_findings:
+        parts += _differences(verdict, shown)
     return section("Engine", *parts)
 
 
+def verdict_badge(verdict: EngineVerdict) -> str:
+    """The verdict in a few words, coloured."""
+    headline, style = words.headline(verdict)
+    kinds = {"bold green": "ok", "bold red": "bad", "bold yellow": "open"}
+    return badge(headline.lower(), kinds[style])
+
+
+def not_judged_section(count: int, rows: Sequence[NotFiniteRow]) -> str:
+    """Rows that were left out."""
+    shown = rows[: words.MAX_NAMED]
+    lines = [words.not_finite(row) for row in shown]
+    if count > len(shown):
+        lines.append(f"and {count - len(shown):,} more")
+    why = f"{count:,} rows were left out: their queries are not finite, and no answer to them is right."
+    return section("Not judged", paragraph(why), items(lines))
+
+
 def _counts(verdict: EngineVerdict) -> str:
-    rows: list[tuple[object, object]] = [
-        ("rows", f"{verdict.rows:,}"),
-        ("right", f"{verdict.right_rows:,}"),
-        ("differ by legal ties", f"{verdict.tie_rows:,}"),
-        ("differ by rounding", f"{verdict.rounding_rows:,}"),
-        ("faulty", f"{verdict.fault_rows:,}"),
-    ]
-    if verdict.selection_fault_rows is not None:
-        rows.append(("not the best by the engine's own scores", f"{verdict.selection_fault_rows:,}"))
-    if verdict.max_score_error is not None:
-        error = f"{verdict.max_score_error:.2g} of {verdict.score_tolerance:.2g} allowed"
+    rows: list[tuple[object, object]] = []
+    error = words.score_error(verdict)
+    if error is not None:
         rows.append(("largest score error, in sum|q k|", error))
     if verdict.fault_rows:
-        rows.append(("faulty rows by request", _by(verdict.fault_rows_by_request)))
-        rows.append(("faulty rows by head", _by(verdict.fault_rows_by_head)))
-    written = verdict.written
+        rows.append(("faulty rows by request", words.by_number(verdict.fault_rows_by_request)))
+        rows.append(("faulty rows by head", words.by_number(verdict.fault_rows_by_head)))
+    written = words.written_keys(verdict)
     if written is not None:
-        rows.append(("keys of this step written wrong", f"{written.wrong:,} of {written.tokens:,}"))
-    return table(("", ""), rows)
+        rows.append(("keys of this step", written))
+    return table(("", ""), rows, words=(0, 1)) if rows else ""
 
 
-def _by(counts: dict[int, int]) -> str:
-    shown = ", ".join(f"{name}: {count:,}" for name, count in list(counts.items())[:8])
-    return shown + (f" and {len(counts) - 8} more" if len(counts) > 8 else "")
+def _differences(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[str]:
+    parts = [
+        "<h3>Differences by kind</h3>",
+        table(("kind", "how many", "shown here"), words.kind_counts(verdict, shown), words=(0, 1)),
+    ]
+    if shown:
+        parts.append(f"<h3>{text(words.shown_of(verdict, shown))}</h3>")
+        parts.append(table(words.COLUMNS, map(words.cells, shown), words=words.WORD_COLUMNS))
+        parts.append(paragraph(words.COLUMN_NOTE, "soft"))
+    return parts
 
 
 def _causes(verdict: EngineVerdict) -> list[str]:
@@ -58,47 +77,14 @@ def _causes(verdict: EngineVerdict) -> list[str]:
     if written is not None:
         parts.append(_cause(written, "cause"))
     if verdict.fault_rows and not verdict.causes:
-        parts.append(paragraph("No single fault that is known here explains it. These explain a part:"))
+        part = " These explain a part:" if verdict.candidates else ""
+        parts.append(paragraph(f"No single fault that is known here explains it.{part}"))
         parts += [_cause(cause, "cause maybe") for cause in verdict.candidates]
     return parts
 
 
 def _cause(cause: Cause, kind: str) -> str:
-    rows = f"Computed and compared: it gives {cause.explained} of {cause.faulty} sampled faulty rows exactly"
-    if cause.right:
-        rows += f" and leaves {cause.kept} of {cause.right} right ones as they are"
     return (
         f'<div class="{kind}"><b>{text(cause.name)}</b> ({text(cause.family)})'
-        f"{paragraph(cause.says)}{paragraph(rows + '.', 'soft')}</div>"
+        f"{paragraph(cause.says)}{paragraph(words.evidence(cause), 'soft')}</div>"
     )
-
-
-def _findings(verdict: EngineVerdict) -> str:
-    rows = [
-        (
-            f"{finding.request:,}",
-            finding.head,
-            f"{finding.token:,}",
-            f"{finding.position:,}",
-            "row" if finding.block < 0 else f"{finding.block:,}",
-            "" if finding.expected is None else f"{finding.expected:.6g}",
-            "" if finding.got is None else f"{finding.got:.6g}",
-            "" if finding.margin is None else f"{finding.margin:+.4g}",
-            finding.kind,
-            finding.verdict,
-        )
-        for finding in verdict.findings[:SHOWN_FINDINGS]
-    ]
-    columns = (
-        "request",
-        "head",
-        "token",
-        "position",
-        "block",
-        "expected",
-        "got",
-        "to k-th",
-        "what",
-        "verdict",
-    )
-    return table(columns, rows, words=(8, 9))

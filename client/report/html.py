@@ -38,9 +38,14 @@ def picture(png: bytes, alt: str) -> str:
     return f'<img alt="{text(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
-def badge(ok: bool, right: str, wrong: str) -> str:
-    """A word in green or red."""
-    return f'<span class="badge {"ok" if ok else "bad"}">{text(right if ok else wrong)}</span>'
+def badge(words: str, kind: str) -> str:
+    """Words on green (``ok``), red (``bad``) or amber (``open``)."""
+    return f'<span class="badge {kind}">{text(words)}</span>'
+
+
+def items(lines: Iterable[object]) -> str:
+    """A list."""
+    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>"
 
 
 def tile(label: str, value: str, note: str = "") -> str:

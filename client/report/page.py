@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from client.report.engine import engine_section
+from client.report.engine import engine_section, not_judged_section, verdict_badge
 from client.report.html import badge, paragraph, picture, section, table, text, tile
 from client.report.sections import Gathered
 from indexer.key_fidelity import CaseFidelity
 from indexer.plan_balance import PlanBalance
+from indexer.verify import Verification
 
 _STYLE = Path(__file__).with_name("style.css")
 
@@ -16,6 +17,9 @@ _STYLE = Path(__file__).with_name("style.css")
 def report_page(gathered: Gathered) -> str:
     """The whole page, with nothing outside of it."""
     parts = [_summary(gathered)]
+    if gathered.verification.unjudged_rows:
+        verification = gathered.verification
+        parts.append(not_judged_section(verification.unjudged_rows, verification.not_finite))
     if gathered.verification.engine is not None:
         parts.append(engine_section(gathered.verification.engine))
     parts.append(_verification(gathered))
@@ -59,12 +63,17 @@ def _summary(gathered: Gathered) -> str:
         tiles.append(tile("Recall of NVFP4 keys", f"{nvfp4.mean:.4f}", f"worst row {nvfp4.worst:.3f}"))
     warm = gathered.profiles[-1]
     tiles.append(tile("Time, warm", f"{warm.device_ms:,.2f} ms", f"{warm.times_floor:.1f} times the floor"))
-    words = [f"<p>{badge(verification.backend_ok, 'backend right', 'backend wrong')} "]
+    words = [f"<p>{_backend_badge(verification)} "]
     if engine is not None:
-        words.append(badge(engine.ok, "engine right", "engine wrong"))
+        words.append(verdict_badge(engine))
         if engine.causes:
             words.append(f" <b>{text(' or '.join(cause.name for cause in engine.causes))}</b>")
     return section("Summary", "".join(words) + "</p>", f'<div class="tiles">{"".join(tiles)}</div>')
+
+
+def _backend_badge(verification: Verification) -> str:
+    right = verification.backend_ok
+    return badge("backend right" if right else "backend wrong", "ok" if right else "bad")
 
 
 def _verification(gathered: Gathered) -> str:
@@ -89,6 +98,9 @@ def _verification(gathered: Gathered) -> str:
 
 def _fidelity(gathered: Gathered) -> str:
     shown = gathered.fidelity
+    if shown is None and gathered.case.index_k is not None:
+        why = "Some queries are not finite: what cheaper keys cost them is not known."
+        return section("Fidelity", paragraph(why))
     if shown is None:
         why = (
             "The case holds NVFP4 pages, not the keys they were quantised from: what they cost is not known."

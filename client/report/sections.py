@@ -11,6 +11,7 @@ import numpy as np
 from client.commands.doctor import devices, versions
 from client.commands.profile import profile_here
 from indexer.case import Case
+from indexer.finite_queries import finite_rows, with_finite_queries
 from indexer.key_fidelity import CaseFidelity, case_fidelity
 from indexer.plan_balance import PlanBalance, plan_balance
 from indexer.replay import load_case
@@ -32,7 +33,7 @@ class Gathered:
         name: the case's file.
         case: the case.
         verification: of a backend and of an engine's result.
-        fidelity: None for a case without keys before quantisation.
+        fidelity: None for a case without keys before quantisation, or with queries that are not finite.
         profiles: cold and warm.
         balance: of the gfx950 plan; None without prefill.
         pictures: PNG files by section, empty without matplotlib.
@@ -60,22 +61,23 @@ def gather(
     """Run everything that a report shows.
 
     Raises:
-        InvalidArgumentError: no such backend, or keys or queries that are not finite.
+        InvalidArgumentError: no such backend, or keys that are not finite.
         BackendUnavailableError: the backend cannot run here.
     """
     on_step("verifying")
     verification = verify_case(case, name, backend, precision=cast("Precision", precision))
+    scored = with_finite_queries(case, finite_rows(case))
     fidelity = None
-    if case.index_k is not None:
+    if case.index_k is not None and scored is case:
         on_step("comparing formats")
         fidelity = case_fidelity(case, name, backend)
     profiles = []
     for cache in ("cold", "warm"):
         on_step(f"profiling, {cache}")
-        profiles.append(profile_here(case, cache, repeats, False, False, backend, precision))
-    balance = plan_balance(case)
+        profiles.append(profile_here(scored, cache, repeats, False, False, backend, precision))
+    balance = plan_balance(scored)
     on_step("drawing")
-    pictures = _pictures(case, backend, fidelity, profiles, balance)
+    pictures = _pictures(scored, backend, fidelity, profiles, balance)
     environment = {**versions(), **devices()}
     return Gathered(name, case, verification, fidelity, tuple(profiles), balance, pictures, environment)
 

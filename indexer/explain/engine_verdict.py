@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Kind = Literal["score", "picked", "missed", "order", "id"]
-"""``score``: a cell's score. ``picked``: a block that should not be. ``missed``: one that should.
-``order``: ids not in the order stated. ``id``: not a block of the row, repeated, or too many or too few."""
+Kind = Literal["id", "selection", "order", "picked", "missed", "score"]
+"""``id``: an entry of a row that breaks a rule of ids. ``selection``: a block that comes after one left out
+by the engine's own scores. ``order``: ids not in the order stated. ``picked``: a block that should not be, by
+the right scores. ``missed``: one that should. ``score``: a cell's score."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""In the order in which a row's findings are told."""
 Verdict = Literal["tie", "rounding", "fault"]
-"""``tie``: equal scores at the last place. ``rounding``: no more than sums in fp32 may differ. ``fault``:
+"""``tie``: equal scores that changed places. ``rounding``: no more than sums in fp32 may differ. ``fault``:
 neither."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where an engine differs from the oracle.
+    """One place where an engine's result breaks a rule, or differs from the oracle.
 
     Attributes:
         request: of the batch.
         head: index head.
         token: query token, in the whole call.
         position: of the token in its request.
-        block: logical block; -1 for a row as a whole.
+        block: logical block; -1 for an id that is no block of the row.
         kind: what differs.
         verdict: whether that is legal.
-        expected: the right score; None for an id that is no block of the row.
-        got: the engine's score, None if it was not recorded.
-        margin: the right score less that of the row's k-th best block; None without one.
-        allowed: how far a score may be off, same unit.
+        expected: the right score of ``block``; for ``selection`` and ties by the engine's own scores, the
+            engine's score of ``against``. None for an id that is no block of the row.
+        got: the engine's score of ``block``, None if it was not recorded.
+        margin: the right score less that of the row's k-th best block; for ``selection`` and ties by the
+            engine's own scores, ``got`` less ``expected``. None without one.
+        allowed: how far a score may be off, same unit; 0 by the engine's own scores.
+        place: position in the row's ids, from 0; None for a score or a block that is not among them.
+        id: what stands at ``place``; None without one.
+        against: the block that it is held against: the best one left out, the worst one picked, or the
+            neighbour that it is out of order with; for ``id`` the best of the right blocks that the row
+            lacks. None without one.
+        rule: the rule that is broken, or why it is legal, with its numbers.
     """
 
     request: int
@@ -42,6 +53,10 @@ class Finding:
     got: float | None
     margin: float | None
     allowed: float | None
+    place: int | None
+    id: int | None
+    against: int | None
+    rule: str
 
 
 @dataclass(frozen=True)
@@ -93,21 +108,27 @@ class EngineVerdict:
     """Whether an engine's result is right.
 
     Attributes:
-        ok: no row is faulty, and no key was written wrong.
-        rows: judged.
+        ok: no row is faulty, none was left unjudged, and no key was written wrong.
+        rows: judged; 0 if the engine recorded neither scores nor ids.
+        unjudged_rows: rows whose query is not finite: nothing is right or wrong there.
         right_rows: equal to the oracle's selection and scores within rounding.
-        tie_rows: differ by equal scores at the last place only.
+        tie_rows: differ by exchanged equal scores only.
         rounding_rows: differ by rounding only.
         fault_rows: differ by more.
-        selection_fault_rows: where the ids are not even the best by the engine's own scores; None if only one
-            of the two was recorded.
-        max_score_error: of a cell that no sentinel or mask decides, in units of its ``sum_i |q_i k_i|``; None
-            without scores.
+        selection_fault_rows: faulty rows whose ids are not the best by the engine's own scores, or no
+            selection at all; None if only one of the two was recorded.
+        max_score_error: of a visible cell, in units of its ``sum_i |q_i k_i|``, ``WRONG_CELL_ERROR`` where
+            ``unmeasured_cells`` has any; None without scores.
+        max_measured_error: the largest of the cells in which both have a number; None without scores.
+        unmeasured_cells: visible cells that are not equal and of which no error can be stated, by what they
+            are: NaN, an infinity or a forced block's score on one side only, or where only one value is
+            right. Each is a fault. None without scores.
         score_tolerance: largest error allowed, same unit.
         fault_rows_by_request: request to faulty rows, those with any.
         fault_rows_by_head: head to faulty rows, those with any.
-        findings: differences, faults first, up to a limit.
+        differences: how many there are, by kind and then by verdict, those with any.
         total_findings: how many there are.
+        findings: the first of them by token and head, faults before all else, up to a limit.
         causes: the fault that explains the difference best, or several that cannot be told apart.
         candidates: others that explain a part, best first.
         written: of ``new_keys``; None without.
@@ -115,17 +136,21 @@ class EngineVerdict:
 
     ok: bool
     rows: int
+    unjudged_rows: int
     right_rows: int
     tie_rows: int
     rounding_rows: int
     fault_rows: int
     selection_fault_rows: int | None
     max_score_error: float | None
+    max_measured_error: float | None
+    unmeasured_cells: dict[str, int] | None
     score_tolerance: float
     fault_rows_by_request: dict[int, int]
     fault_rows_by_head: dict[int, int]
-    findings: tuple[Finding, ...]
+    differences: dict[Kind, dict[Verdict, int]]
     total_findings: int
+    findings: tuple[Finding, ...]
     causes: tuple[Cause, ...]
     candidates: tuple[Cause, ...]
     written: WrittenKeys | None

@@ -113,7 +113,7 @@ def gather_evidence(case: Case, grades: NDArray[np.int8], fault: int, tolerance:
 
     Args:
         case: with an engine's result, its keys in pages.
-        grades: ``[H, total_q]`` of every row.
+        grades: ``[H, total_q]`` of every row, below 0 where it was not judged.
         fault: the grade of a faulty row.
         tolerance: in units of ``sum_i |q_i k_i|``.
     """
@@ -123,7 +123,7 @@ def gather_evidence(case: Case, grades: NDArray[np.int8], fault: int, tolerance:
     for taken in requests:
         in_sample[case.cu_seqlens_q[taken] : case.cu_seqlens_q[taken + 1]] = True
     faulty = _spread(np.argwhere((grades == fault) & in_sample), FAULTY_ROWS)
-    right = _spread(np.argwhere((grades != fault) & in_sample), RIGHT_ROWS)
+    right = _spread(np.argwhere((grades >= 0) & (grades != fault) & in_sample), RIGHT_ROWS)
     rows = np.concatenate([faulty, right])
     is_faulty = np.arange(len(rows)) < len(faulty)
     order = np.argsort(rows[:, 1], kind="stable")  # by token, so by request

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from indexer.answer_errors import mismatched_rows, score_error
 from indexer.case import Case, encode_case, read_case
 from indexer.oracle import run_oracle, select
-from indexer.verify import mismatched_rows, score_error
 from indexer.wire import decode_reply
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.reference import ReferenceBackend

@@ -23,6 +23,8 @@ VERIFY_KEYS = [
     "score_tolerance",
     "topk_mismatches",
     "seconds",
+    "unjudged_rows",
+    "not_finite",
     "engine",
 ]
 """Of one line of ``verify --json``, in order."""

@@ -144,7 +144,8 @@ def test_ids_that_are_no_selection_are_faults(change: Any, kind: str) -> None:
 
 
 def test_findings_say_where_what_and_by_how_much() -> None:
-    """One block of one row exchanged for the row's worst: two findings, with margins of their own sign."""
+    """One block of one row exchanged for the row's worst: by the right scores two findings, with margins of
+    their own sign, and one by the engine's own."""
     case = Engine(engine_case()).run()
     assert case.engine is not None
     assert case.engine.block_ids is not None
@@ -159,9 +160,15 @@ def test_findings_say_where_what_and_by_how_much() -> None:
     assert (verdict.fault_rows, verdict.selection_fault_rows) == (1, 1)
     assert (verdict.fault_rows_by_request, verdict.fault_rows_by_head) == ({2: 1}, {1: 1})
     found = {finding.kind: finding for finding in verdict.findings}
-    assert found.keys() == {"missed", "picked"}
-    for kind, block in (("missed", best), ("picked", worst)):
+    assert [finding.kind for finding in verdict.findings] == ["selection", "picked", "missed"]
+    own = found["selection"]
+    assert (own.block, own.against, own.place, own.id) == (worst, best, case.topk - 1, worst)
+    assert (own.got, own.expected, own.allowed) == (row[worst], row[best], 0.0)
+    assert own.margin == float(row[worst]) - float(row[best])
+    for kind, block, other in (("missed", best, worst), ("picked", worst, best)):
         finding = found[kind]  # type: ignore[index]
+        assert finding.against == other
+        assert f"block {other}" in finding.rule
         assert (finding.request, finding.head, finding.token, finding.block) == (2, head, token, block)
         assert finding.position == 1100 - 9 + (token - 50)
         assert finding.verdict == "fault"

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from indexer.answer_errors import mismatched_rows, score_error
 from indexer.case import Case, read_case
-from indexer.oracle import OracleResult, run_oracle, select
+from indexer.oracle import WRONG_CELL_ERROR, OracleResult, run_oracle, select
 from indexer.selftest import run_selftest, selftest_case
-from indexer.verify import WRONG_CELL_ERROR, Verification, mismatched_rows, score_error, verify_case
+from indexer.verify import Verification, verify_case
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.registry import BACKEND_NAMES, status
 from tests.support.raw_case import paged_case, small_case
@@ -61,6 +62,8 @@ def test_keys_are_those_of_json(case: Case) -> None:
         "score_tolerance",
         "topk_mismatches",
         "seconds",
+        "unjudged_rows",
+        "not_finite",
         "engine",
     ]
     assert json.loads(json.dumps(WRONG_CELL_ERROR)) == WRONG_CELL_ERROR

@@ -1,0 +1,205 @@
+"""A verdict over an engine's result in words and cells, the same at a terminal and in a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from client.failure import printable
+from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding, Verdict
+from indexer.finite_queries import NotFiniteRow
+
+COLUMNS = (
+    "request",
+    "head",
+    "token",
+    "position",
+    "what",
+    "place",
+    "block or id",
+    "against",
+    "expected",
+    "got",
+    "to k-th",
+    "verdict",
+    "rule",
+)
+"""Of a table of findings."""
+WORD_COLUMNS = (4, 11, 12)
+COLUMN_NOTE = (
+    "place: position in the row's ids, from 0. against: the block it is held against. expected: the right "
+    "score; where the engine's own scores decide, its score of that other block. got: the engine's score. to "
+    "k-th: the right score less that of the row's k-th best block; where its own scores decide, got less "
+    "expected."
+)
+_COUNTED: dict[Verdict, tuple[str, str]] = {
+    "fault": ("fault", "faults"),
+    "rounding": ("by rounding", "by rounding"),
+    "tie": ("legal tie", "legal ties"),
+}
+"""Of one, and of several."""
+MAX_NAMED = 8
+"""Requests, heads or rows that are named in a line."""
+
+
+def headline(verdict: EngineVerdict) -> tuple[str, str]:
+    """The verdict in a few words, and the style of it."""
+    written_wrong = verdict.written is not None and verdict.written.wrong
+    if verdict.fault_rows or written_wrong:
+        return "engine WRONG", "bold red"
+    if verdict.unjudged_rows:
+        return f"engine NOT JUDGED in {_rows(verdict.unjudged_rows)}", "bold yellow"
+    if not verdict.rows and verdict.written is None:
+        return "engine recorded NO RESULT", "bold yellow"
+    return "engine RIGHT", "bold green"
+
+
+def row_counts(verdict: EngineVerdict) -> str:
+    """How many rows there are of each kind."""
+    unjudged = f" {_rows(verdict.unjudged_rows)} not judged." if verdict.unjudged_rows else ""
+    if not verdict.rows:
+        return "No row was judged: the file holds neither scores nor ids of the engine." + unjudged
+    return (
+        f"{_rows(verdict.rows)}: {verdict.right_rows:,} right, {verdict.tie_rows:,} differ by legal ties, "
+        f"{verdict.rounding_rows:,} by rounding, {verdict.fault_rows:,} by faults.{unjudged}"
+    )
+
+
+def score_error(verdict: EngineVerdict) -> str | None:
+    """The largest error, and what has none that could be stated; None without scores."""
+    if verdict.max_measured_error is None or verdict.unmeasured_cells is None:
+        return None
+    error = f"{verdict.max_measured_error:.2g} of {verdict.score_tolerance:.2g} allowed"
+    if not verdict.unmeasured_cells:
+        return error
+    cells = sum(verdict.unmeasured_cells.values())
+    kinds = ", ".join(f"{name}: {count:,}" for name, count in verdict.unmeasured_cells.items())
+    where = "1 wrong cell" if cells == 1 else f"{cells:,} wrong cells"
+    return f"none can be stated in {where} ({kinds}); {error} in the others"
+
+
+def selection_faults(verdict: EngineVerdict) -> str | None:
+    """Rows whose ids its own scores contradict; None if there are none."""
+    if not verdict.selection_fault_rows:
+        return None
+    return (
+        f"In {_rows(verdict.selection_fault_rows)} the ids are not the best by the engine's own scores: "
+        "whatever the scores are, the selection is at fault there, or what becomes of its ids."
+    )
+
+
+def by_number(counts: dict[int, int]) -> str:
+    """Counts by request or head, the first few."""
+    shown = [f"{name}: {count:,}" for name, count in list(counts.items())[:MAX_NAMED]]
+    more = len(counts) - MAX_NAMED
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+
+
+def written_keys(verdict: EngineVerdict) -> str | None:
+    """Keys of the step in the pages; None if they were not recorded."""
+    written = verdict.written
+    if written is None:
+        return None
+    right = f"{written.tokens - written.wrong:,} of {written.tokens:,} lie in the pages as they must"
+    if not written.wrong:
+        return right
+    return (
+        f"{right}; the first wrong one is position {written.worst_position:,} of request "
+        f"{written.worst_request:,}"
+    )
+
+
+def kind_counts(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    """Each kind of difference, how many there are, and how many are shown."""
+    told = Counter(finding.kind for finding in shown)
+    return [
+        (
+            kind,
+            ", ".join(f"{count:,} {_COUNTED[which][count > 1]}" for which, count in counts.items()),
+            f"{told[kind]:,}",
+        )
+        for kind, counts in verdict.differences.items()
+    ]
+
+
+def some_of_each_kind(verdict: EngineVerdict, most: int) -> list[Finding]:
+    """Findings to show: the first of every kind in turn, so that a row with many does not hide the others."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    turns = []
+    for i, finding in enumerate(verdict.findings):
+        legal = finding.verdict != "fault"
+        turns.append((legal, seen[finding.kind, legal], i))
+        seen[finding.kind, legal] += 1
+    return [verdict.findings[i] for _, _, i in sorted(sorted(turns)[:most], key=lambda turn: turn[2])]
+
+
+def shown_of(verdict: EngineVerdict, shown: Sequence[Finding]) -> str:
+    """Which findings a list holds."""
+    total = verdict.total_findings
+    if len(shown) == total:
+        return "The difference" if total == 1 else f"All {total:,} differences, faults first"
+    return f"{len(shown):,} of {total:,} differences, the first of each kind, faults first"
+
+
+def cells(finding: Finding) -> tuple[str, ...]:
+    """A finding as a row of :data:`COLUMNS`."""
+    block = finding.id if finding.kind == "id" else finding.block
+    return (
+        f"{finding.request:,}",
+        f"{finding.head}",
+        f"{finding.token:,}",
+        f"{finding.position:,}",
+        finding.kind,
+        _whole(finding.place),
+        _whole(block),
+        _whole(finding.against),
+        _number(finding.expected),
+        _number(finding.got),
+        "" if finding.margin is None else f"{finding.margin:+.4g}",
+        finding.verdict,
+        finding.rule,
+    )
+
+
+def sentence(finding: Finding) -> str:
+    """A finding where a table is too wide."""
+    what = f"id {finding.id}" if finding.kind == "id" else f"block {finding.block:,}"
+    place = "" if finding.place is None else f", place {finding.place}"
+    scores = [
+        f"{name} {_number(value)}"
+        for name, value in (("expected", finding.expected), ("got", finding.got))
+        if value is not None
+    ]
+    where = (
+        f"request {finding.request:,}, head {finding.head}, token {finding.token:,} "
+        f"(position {finding.position:,}){place}, {what}"
+    )
+    return "; ".join((f"{finding.kind}: {where}: {finding.rule}", *scores))
+
+
+def not_finite(row: NotFiniteRow) -> str:
+    """A row that is not judged."""
+    return (
+        f"request {row.request:,}, head {row.head}, token {row.token:,} (position {row.position:,}): "
+        f"index_q[{row.token}, {row.head}, {row.dim}] = {printable(row.value)}"
+    )
+
+
+def evidence(cause: Cause) -> str:
+    """What a cause was found to explain."""
+    rows = f"Computed and compared: it gives {cause.explained} of {cause.faulty} sampled faulty rows exactly"
+    if cause.right:
+        rows += f", and leaves {cause.kept} of {cause.right} right ones as they are"
+    return rows + "."
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _whole(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
