@@ -110,6 +110,7 @@ class EngineVerdict:
         total_findings: how many there are.
         causes: the fault that explains the difference best, or several that cannot be told apart.
         candidates: others that explain a part, best first.
+        untried: names of faults for which there was no time.
         written: of ``new_keys``; None without.
     """
 
@@ -128,4 +129,5 @@ class EngineVerdict:
     total_findings: int
     causes: tuple[Cause, ...]
     candidates: tuple[Cause, ...]
+    untried: tuple[str, ...]
     written: WrittenKeys | None

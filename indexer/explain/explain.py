@@ -8,10 +8,10 @@ import numpy as np
 
 from indexer.case import Case, EngineRecord
 from indexer.case.part import Part
-from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding
+from indexer.explain.engine_verdict import EngineVerdict, Finding
 from indexer.explain.evidence import gather_evidence
 from indexer.explain.judge_part import FAULT, RIGHT, ROUNDING, TIE, PartJudgement, findings, judge_part
-from indexer.explain.name_causes import name_causes
+from indexer.explain.name_causes import Naming, name_causes
 from indexer.explain.written import check_written
 from indexer.oracle import OracleResult
 
@@ -65,11 +65,10 @@ class EngineJudge:
     def verdict(self) -> EngineVerdict:
         """What all parts say together."""
         faulty = self._grades == FAULT
-        causes: tuple[Cause, ...] = ()
-        candidates: tuple[Cause, ...] = ()
+        naming = Naming((), (), ())
         if faulty.any():
             evidence = gather_evidence(self._case, self._grades, FAULT, self._tolerance)
-            causes, candidates = name_causes(evidence)
+            naming = name_causes(evidence)
         written = check_written(self._case)
         request = np.repeat(np.arange(self._case.batch), self._case.query_lens)
         by_request = Counter(request[np.nonzero(faulty)[1]].tolist())
@@ -89,8 +88,9 @@ class EngineJudge:
             fault_rows_by_head={h: int(n) for h, n in enumerate(faulty.sum(axis=1)) if n},
             findings=tuple(kept),
             total_findings=self._total,
-            causes=causes,
-            candidates=candidates,
+            causes=naming.causes,
+            candidates=naming.candidates,
+            untried=naming.untried,
             written=written,
         )
 
