@@ -84,7 +84,7 @@ def name_causes(
         return Naming((), (), ())
     bits = disagreements(evidence, right)
     narrow = narrowed(evidence, right)
-    few = few_faulty(narrow, wrong)
+    few = few_faulty(evidence, right, wrong)
     untried: list[str] = []
 
     def in_time(found: list[Hypothesis]) -> Iterator[Hypothesis]:

@@ -6,7 +6,8 @@ import numpy as np
 
 from indexer.explain.evidence import Evidence, Ints
 from indexer.explain.match import Bools, picked_blocks, score_agrees
-from indexer.explain.prediction import Prediction
+from indexer.explain.prediction import Prediction, by_scores
+from indexer.explain.replica import Scored
 
 WIDE = 256
 """Blocks of a call up to which all columns are computed at once."""
@@ -46,9 +47,12 @@ def _some(cells: Bools, random: np.random.Generator) -> Ints:
     return np.asarray(first[cells[rows, first]], dtype=np.int64)
 
 
-def few_faulty(evidence: Evidence, wrong: Bools) -> Evidence:
-    """A few rows of the shortest requests with what is wrong: a fault that gives none of them is not tried on
-    more."""
+def few_faulty(evidence: Evidence, right: Prediction, wrong: Bools) -> Evidence:
+    """A few rows of the shortest requests with what is wrong, narrowed: a fault that gives none of them is
+    not tried on more."""
     rows = np.flatnonzero(wrong)
     order = np.argsort(evidence.seq_len[rows], kind="stable")
-    return evidence.subset(np.sort(rows[order][:SCREENED_ROWS]))
+    few = np.sort(rows[order][:SCREENED_ROWS])
+    scored = right.scores
+    of_few = Scored(scored.scores[few], scored.num_blocks[few], scored.slack[few])
+    return narrowed(evidence.subset(few), by_scores(of_few))
