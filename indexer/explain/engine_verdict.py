@@ -131,6 +131,7 @@ class EngineVerdict:
         findings: the first of them by token and head, faults before all else, up to a limit.
         causes: the fault that explains the difference best, or several that cannot be told apart.
         candidates: others that explain a part, best first.
+        untried: names of faults for which there was no time.
         written: of ``new_keys``; None without.
     """
 
@@ -153,4 +154,5 @@ class EngineVerdict:
     findings: tuple[Finding, ...]
     causes: tuple[Cause, ...]
     candidates: tuple[Cause, ...]
+    untried: tuple[str, ...]
     written: WrittenKeys | None

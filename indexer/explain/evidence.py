@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.case import Case
+from indexer.case import Case, EngineOrder
 from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
 
 Ints = NDArray[np.int64]
@@ -32,6 +32,7 @@ class Evidence:
         scores: ``[R, S]`` the engine's; None if not recorded.
         block_ids: ``[R, k]`` the engine's; None if not recorded.
         tolerance: in units of ``sum_i |q_i k_i|``.
+        blocks: ascending score columns that predictions compute; all when None.
     """
 
     case: Case
@@ -42,6 +43,7 @@ class Evidence:
     scores: Floats | None
     block_ids: NDArray[np.int32] | None
     tolerance: float
+    blocks: Ints | None = None
 
     @property
     def prefix(self) -> Ints:
@@ -70,6 +72,16 @@ class Evidence:
         return self.case.num_score_blocks
 
     @property
+    def num_blocks(self) -> Ints:
+        """``[R]`` blocks that each row sees."""
+        return np.asarray(self.position // BLOCK_TOKENS + 1, dtype=np.int64)
+
+    @property
+    def order(self) -> EngineOrder:
+        """The order that the engine's ids are stated in."""
+        return "any" if self.case.engine is None else self.case.engine.order
+
+    @property
     def pages(self) -> NDArray[np.uint8]:
         """``[num_pages, 9216]``."""
         if self.case.pages is None:
@@ -94,6 +106,10 @@ class Evidence:
             scores=None if self.scores is None else self.scores[rows],
             block_ids=None if self.block_ids is None else self.block_ids[rows],
         )
+
+    def narrowed(self, blocks: Ints) -> Evidence:
+        """The same rows, to be computed in some columns only."""
+        return replace(self, blocks=blocks)
 
     def at(self, head: Ints, token: Ints) -> Evidence:
         """Other rows of the call, as many, in place of these; without the engine's result."""

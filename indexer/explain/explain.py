@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from indexer.case import Case
 from indexer.case.part import Part
 from indexer.explain.differences import FAULT, Bools
-from indexer.explain.engine_verdict import Cause, EngineVerdict
+from indexer.explain.engine_verdict import EngineVerdict
 from indexer.explain.evidence import gather_evidence
-from indexer.explain.name_causes import name_causes
+from indexer.explain.name_causes import Naming, name_causes
 from indexer.explain.selection_cause import selection_cause
 from indexer.explain.tally import Tally
 from indexer.explain.written import check_written
@@ -42,10 +44,12 @@ class EngineJudge:
     def verdict(self) -> EngineVerdict:
         """What all parts say together."""
         grades = self._tally.grades
-        causes: tuple[Cause, ...] = ()
-        candidates: tuple[Cause, ...] = ()
+        naming = Naming((), (), ())
         if (grades == FAULT).any():
             evidence = gather_evidence(self._case, grades, FAULT, self._tolerance)
-            causes, candidates = name_causes(evidence)
-            causes = selection_cause(evidence, self._tally.selection_faults, self._tally.score_faults, causes)
-        return self._tally.verdict(causes, candidates, check_written(self._case))
+            naming = name_causes(evidence)
+            causes = selection_cause(
+                evidence, self._tally.selection_faults, self._tally.score_faults, naming.causes
+            )
+            naming = replace(naming, causes=causes)
+        return self._tally.verdict(naming, check_written(self._case))

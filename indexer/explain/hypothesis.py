@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from indexer.explain.evidence import Evidence
 from indexer.explain.page_keys import PageKeys
-from indexer.explain.replica import Prediction, Steps, predict
+from indexer.explain.prediction import Prediction, by_steps
+from indexer.explain.replica import Steps
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,6 @@ class Hypothesis:
     predict: Callable[[Evidence], Prediction]
     fitted: int = 0
     leaves_open: bool = False
-
-
-def by_steps(steps: Callable[[Evidence], Steps]) -> Callable[[Evidence], Prediction]:
-    """A prediction from the steps that a fault changes."""
-    return lambda evidence: predict(evidence, steps(evidence))
 
 
 def by_keys(keys: PageKeys) -> Callable[[Evidence], Prediction]:

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from indexer.explain.causes import hypotheses
 from indexer.explain.engine_verdict import Cause
-from indexer.explain.evidence import Evidence
+from indexer.explain.evidence import Evidence, Ints
 from indexer.explain.hypothesis import Hypothesis
-from indexer.explain.match import Match, match
-from indexer.explain.replica import predict
+from indexer.explain.match import Bools, Match, disagreements, match
+from indexer.explain.prediction import by_contract
+from indexer.explain.screen import few_faulty, narrowed
 
 NAMED_SHARE = 0.9
 """Share of faulty rows that a cause must give exactly, and of right rows that it must leave right."""
+NAMED_BITS = 8
+"""What a named cause must get right beside chance, see :func:`indexer.explain.match.disagreements`."""
+FITTED_BITS = 12
+"""The same for one that was fitted to the result."""
 CANDIDATE_SHARE = 0.25
 """Share of faulty rows from which a cause is worth showing."""
 MAX_CANDIDATES = 4
-SCREENED_ROWS = 6
+TIME_LIMIT = 120.0
+"""Seconds after which no further fault is tried; one that is being tried is finished."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What explains a result.
+
+    Attributes:
+        causes: the fault that explains best, or those that explain as well and cannot be told from it.
+        candidates: others that explain a part, best first.
+        untried: names of faults for which there was no time.
+    """
+
+    causes: tuple[Cause, ...]
+    candidates: tuple[Cause, ...]
+    untried: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,89 +49,108 @@ class Tried:
     hypothesis: Hypothesis
     match: Match
     cause: Cause
+    bits: int
 
     @property
     def rank(self) -> tuple[int, int, int]:
         """Rows given, then how little was fitted, then cells given."""
         return self.cause.explained + self.cause.kept, -self.cause.fitted, self.match.cells
 
+    @property
+    def names(self) -> bool:
+        """Whether this is enough to name it."""
+        cause = self.cause
+        enough = self.bits >= (FITTED_BITS if cause.fitted else NAMED_BITS)
+        many = cause.explained >= NAMED_SHARE * cause.faulty and cause.kept >= NAMED_SHARE * cause.right
+        return enough and many
 
-def name_causes(evidence: Evidence) -> tuple[tuple[Cause, ...], tuple[Cause, ...]]:
-    """Try every fault.
 
-    Returns:
-        The cause that explains best, or those that explain as well and cannot be told from it; and others
-        that explain a part, best first.
+def name_causes(
+    evidence: Evidence, seconds: float = TIME_LIMIT, clock: Callable[[], float] = time.monotonic
+) -> Naming:
+    """Try every fault: on a few rows, on all rows in some columns, and then as a whole.
+
+    A fault explains a row where it gives what the engine has and the contract does not.
+
+    Args:
+        evidence: the sample.
+        seconds: after which no further fault is tried.
+        clock: seconds.
     """
-    contract = match(predict(evidence), evidence)
-    if contract.rows[evidence.faulty].all():
-        return (_order(evidence),), ()
-    few = _few_faulty(evidence)
-    tried = [
-        _try(hypothesis, evidence)
-        for hypothesis in hypotheses(evidence)
+    end = clock() + seconds
+    right = by_contract(evidence)
+    wrong = evidence.faulty & ~match(right, evidence).rows
+    if not wrong.any():
+        return Naming((), (), ())
+    bits = disagreements(evidence, right)
+    narrow = narrowed(evidence, right)
+    few = few_faulty(evidence, right, wrong)
+    untried: list[str] = []
+
+    def in_time(found: list[Hypothesis]) -> Iterator[Hypothesis]:
+        for hypothesis in found:
+            if clock() < end:
+                yield hypothesis
+            else:
+                untried.append(hypothesis.name)
+
+    left = [
+        hypothesis
+        for hypothesis in in_time(hypotheses(evidence, narrow))
         if match(hypothesis.predict(few), few).rows.any()
     ]
+    if narrow is not evidence:  # what a fault gives in some columns is the most that it gives in all
+        most = [_try(hypothesis, narrow, wrong, bits) for hypothesis in in_time(left)]
+        most = [one for one in most if one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty]
+        left = [one.hypothesis for one in sorted(most, key=lambda one: one.rank, reverse=True)]
+    tried = [_try(hypothesis, evidence, wrong, bits) for hypothesis in in_time(left)]
+    tried = [one for one in tried if one.cause.explained]
     tried.sort(key=lambda one: one.rank, reverse=True)
-    named = [one for one in tried[:1] if _names(one.cause)]
+    named = [one for one in tried[:1] if one.names]
     if named:
-        named += [one for one in tried[1:] if one.rank == named[0].rank and _names(one.cause)]
-        named = _one_a_family(named)
+        named += [one for one in tried[1:] if one.rank == named[0].rank and one.names]
     shown = {one.hypothesis.name for one in named}
     others = [
         one.cause
         for one in tried
         if one.hypothesis.name not in shown and one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty
     ]
-    return tuple(one.cause for one in named), tuple(others[:MAX_CANDIDATES])
+    return Naming(tuple(_one_a_family(named)), tuple(others[:MAX_CANDIDATES]), tuple(untried))
 
 
-def _few_faulty(evidence: Evidence) -> Evidence:
-    """A few faulty rows of the shortest requests: a fault that gives none of them is not tried on more."""
-    rows = np.flatnonzero(evidence.faulty)
-    order = np.argsort(evidence.seq_len[rows], kind="stable")
-    return evidence.subset(np.sort(rows[order][:SCREENED_ROWS]))
-
-
-def _try(hypothesis: Hypothesis, evidence: Evidence) -> Tried:
+def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints) -> Tried:
     found = match(hypothesis.predict(evidence), evidence)
-    # A row read only from what is not in the file agrees with anything: it is no evidence for such a read.
-    given = found.rows if hypothesis.leaves_open else found.rows & found.told
+    given = found.rows
+    if not hypothesis.leaves_open and evidence.blocks is None:
+        # A row read only from what is not in the file agrees with anything: that is no evidence.
+        given = given & found.told
     fitted = hypothesis.fitted
-    if found.unknown:
+    if found.unknown and evidence.blocks is None:
         fitted = max(fitted, 2)  # what the file does not tell contradicts nothing
+    explained = given & wrong
     cause = Cause(
         name=hypothesis.name,
         family=hypothesis.family,
         says=hypothesis.says,
-        explained=int((given & evidence.faulty).sum()),
+        explained=int(explained.sum()),
         faulty=int(evidence.faulty.sum()),
         kept=int((given & ~evidence.faulty).sum()),
         right=int((~evidence.faulty).sum()),
         fitted=fitted,
     )
-    return Tried(hypothesis, found, cause)
+    return Tried(hypothesis, found, cause, int(bits[explained].sum()))
 
 
-def _names(cause: Cause) -> bool:
-    return cause.explained >= NAMED_SHARE * cause.faulty and cause.kept >= NAMED_SHARE * cause.right
-
-
-def _one_a_family(tried: list[Tried]) -> list[Tried]:
-    """Faults of one family that these rows do not tell apart are one answer."""
-    families = {one.hypothesis.family: one for one in reversed(tried)}
-    return list(reversed(families.values()))
-
-
-def _order(evidence: Evidence) -> Cause:
-    faulty, right = int(evidence.faulty.sum()), int((~evidence.faulty).sum())
-    return Cause(
-        name="ids are not in the order stated",
-        family="order of ids",
-        says="The rows hold the right blocks; only their order is not that of engine_order.",
-        explained=faulty,
-        faulty=faulty,
-        kept=right,
-        right=right,
-        fitted=0,
-    )
+def _one_a_family(tried: list[Tried]) -> list[Cause]:
+    """Faults of one family that these rows do not tell apart are one answer, which names the others."""
+    families: dict[str, list[Cause]] = {}
+    for one in tried:
+        families.setdefault(one.cause.family, []).append(one.cause)
+    return [
+        replace(
+            first,
+            says=first.says
+            + (f" These rows do not tell it from: {'; '.join(c.name for c in others)}." if others else ""),
+        )
+        for first, *others in families.values()
+    ]

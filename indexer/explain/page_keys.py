@@ -39,12 +39,38 @@ def scales_of(pages: Bytes) -> Bytes:
 
 def keys_of(codes: Bytes, scales: Bytes, groups: NDArray[np.int64] = DIMS_TO_GROUPS) -> Floats:
     """Scored keys of codes ``[..., 128]`` and scales ``[..., 8]``; ``groups`` says whose scale a dim has."""
-    return _lut()[scales[..., groups], codes]
+    place = np.left_shift(scales, 4, dtype=np.uint16)[..., groups] | codes
+    return np.asarray(right_table().reshape(-1).take(place), dtype=np.float32)
 
 
 def right_keys(pages: Bytes) -> Floats:
     """Keys by the contract."""
-    return keys_of(codes_of(pages), scales_of(pages))
+    return _keys_by_pairs(pages, _right_pairs())
+
+
+def keys_by_table(table: Floats) -> PageKeys:
+    """Keys by another table ``[256, 16]`` of scale byte and code."""
+    pairs = _pairs(table)
+    return lambda pages: _keys_by_pairs(pages, pairs)
+
+
+def _keys_by_pairs(pages: Bytes, pairs: NDArray[np.uint64]) -> Floats:
+    packed = pages[:, :CODE_BYTES].reshape(-1, BLOCK_TOKENS, GROUPS, GROUP_DIMS // 2)
+    place = np.left_shift(scales_of(pages)[..., None], 8, dtype=np.uint16) | packed
+    return pairs.take(place).view(np.float32).reshape(-1, BLOCK_TOKENS, HEAD_DIM)
+
+
+def _pairs(table: Floats) -> NDArray[np.uint64]:
+    """``[65536]``: the values of a byte of codes under a scale byte, the two in one: one look-up for two
+    keys, and nothing is unpacked."""
+    byte = np.arange(256)
+    both = np.stack([table[:, byte & 0x0F], table[:, byte >> 4]], axis=2).astype(np.float32)
+    return np.ascontiguousarray(both).view(np.uint64).reshape(-1)
+
+
+@functools.cache
+def _right_pairs() -> NDArray[np.uint64]:
+    return _pairs(right_table())
 
 
 def scale_values(scales: Bytes) -> NDArray[np.float64]:
@@ -53,7 +79,7 @@ def scale_values(scales: Bytes) -> NDArray[np.float64]:
 
 
 @functools.cache
-def _lut() -> Floats:
+def right_table() -> Floats:
     """``[256, 16]``: the scored value of a scale byte and a code."""
     magnitudes = np.abs(scale_values(np.arange(256, dtype=np.uint8)))[:, None] * E2M1_MAGNITUDES
     values = e4m3_values(e4m3_bytes(magnitudes))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,22 +26,19 @@ Forced = Callable[[Floats, Ints, Evidence], Floats]
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
-    """What a way of computing gives.
+class Scored:
+    """Rows as some way of computing scores them.
 
     Attributes:
-        scores: ``[R, S]``: ``-inf`` where a row sees nothing, NaN where the file does not tell.
+        scores: ``[R, S]``: ``-inf`` where a row sees nothing, NaN where the file does not tell or nothing
+            was computed.
         num_blocks: ``[R]`` blocks that a row selects from.
-        slack: ``[R]`` how far sums in fp32 may differ.
-        id_scores: ``[R, S]`` what ids are selected by, where that is not ``scores``.
-        id_blocks: ``[R]`` likewise.
+        slack: ``[R, S]`` how far sums in fp32 may differ.
     """
 
     scores: Floats
     num_blocks: Ints
-    slack: NDArray[np.float64]
-    id_scores: Floats | None = None
-    id_blocks: Ints | None = None
+    slack: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +47,13 @@ class Steps:
 
     Attributes:
         keys: page bytes to keys.
-        page_of: which bytes a block of a request is read from.
+        page_of: which bytes a block of a request is read from; the block table's page when None.
         queries: ``[R, 128]`` query of each row; the contract's when None.
         position: ``[R]`` positions, which say how many blocks a row sees; the contract's when None.
         last_key: ``[R]`` last key that a row sees; its position when None.
         first_absent: ``[R]`` keys from this one on are not there; no such key when None.
         absent_is_zero: whether those are read as zero; they are left out otherwise.
-        forced: puts in the sentinels.
+        forced: puts in the sentinels; the contract's when None.
     """
 
     keys: PageKeys = right_keys
@@ -68,54 +66,79 @@ class Steps:
     forced: Forced | None = None
 
 
-def predict(evidence: Evidence, steps: Steps | None = None) -> Prediction:
+_UNFORCED: WeakKeyDictionary[Evidence, Scored] = WeakKeyDictionary()
+
+
+def score(evidence: Evidence, steps: Steps | None = None) -> Scored:
     """Score the sample's rows."""
     steps = steps or Steps()
+    if _has_right_products(steps):
+        if evidence not in _UNFORCED:
+            _UNFORCED[evidence] = _unforced(evidence, steps)
+        found = _UNFORCED[evidence]
+    else:
+        found = _unforced(evidence, steps)
+    return replace(found, scores=(steps.forced or by_contract)(found.scores, found.num_blocks, evidence))
+
+
+def _has_right_products(steps: Steps) -> bool:
+    """Whether nothing but the sentinels differs from the contract."""
+    return all(
+        getattr(steps, field.name) is field.default for field in fields(steps) if field.name != "forced"
+    )
+
+
+def _unforced(evidence: Evidence, steps: Steps) -> Scored:
     position = evidence.position if steps.position is None else steps.position
     last_key = position if steps.last_key is None else steps.last_key
     num_blocks = position // BLOCK_TOKENS + 1
     queries = right_queries(evidence) if steps.queries is None else steps.queries
-    scores: Floats = np.full((len(position), evidence.num_score_blocks), -np.inf, dtype=np.float32)
-    largest = 0.0
+    norms = np.sqrt(np.square(queries, dtype=np.float64).sum(axis=1)).astype(np.float32)
+    columns = np.arange(evidence.num_score_blocks)
+    wanted = columns if evidence.blocks is None else evidence.blocks
+    shape = (len(position), evidence.num_score_blocks)
+    scores: Floats = np.full(shape, np.nan, dtype=np.float32)
+    slack: Floats = np.full(shape, 1e-30, dtype=np.float32)
     for request in np.unique(evidence.request):
         rows = np.flatnonzero(evidence.request == request)
         blocks = -(-int(evidence.case.seq_lens[request]) // BLOCK_TOKENS)
-        for first in range(0, min(blocks, int(num_blocks[rows].max())), CHUNK_PAGES):
-            count = min(CHUNK_PAGES, blocks - first)
-            pages, known = _pages(evidence, steps.page_of or by_table, int(request), first, count)
+        end = min(blocks, int(num_blocks[rows].max()))
+        seen = wanted[wanted < end]
+        for first in range(0, len(seen), CHUNK_PAGES):
+            chunk = seen[first : first + CHUNK_PAGES]
+            pages, known = _pages(evidence, steps.page_of, int(request), chunk)
             keys = steps.keys(pages)
-            largest = max(largest, float(np.nanmax(np.einsum("ptd,ptd->pt", keys, keys), initial=0.0)))
-            best = _best(queries[rows], keys, first, steps, rows, last_key[rows])
+            best = _best(queries[rows], keys, chunk, steps, rows, last_key[rows])
             best[:, ~known] = np.nan
-            scores[rows, first : first + count] = best
-    blocks_of = np.arange(scores.shape[1])
-    scores[blocks_of >= num_blocks[:, None]] = -np.inf
-    scores = (steps.forced or by_contract)(scores, num_blocks, evidence)
-    norms = np.sqrt(np.square(queries, dtype=np.float64).sum(axis=1))
-    slack = 2 * evidence.tolerance * norms * np.sqrt(largest) + 1e-30
-    return Prediction(scores, num_blocks, slack)
+            scores[rows[:, None], chunk] = best
+            largest = np.nanmax(np.einsum("ptd,ptd->pt", keys, keys), axis=1, initial=0.0)
+            slack[rows[:, None], chunk] += 2 * evidence.tolerance * np.outer(norms[rows], np.sqrt(largest))
+        scores[np.ix_(rows, columns >= blocks)] = -np.inf
+    scores[columns >= num_blocks[:, None]] = -np.inf
+    return Scored(scores, num_blocks, slack)
 
 
-def _best(queries: Floats, keys: Floats, first: int, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
-    """Largest product with a visible key of each block, from block ``first`` on: ``[rows, blocks]``."""
+def _best(queries: Floats, keys: Floats, blocks: Ints, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
+    """Largest product with a visible key of each of ``blocks``: ``[rows, blocks]``."""
     count = len(keys)
     with np.errstate(invalid="ignore"):
         flat: Floats = queries @ keys.reshape(-1, HEAD_DIM).T
     products: Floats = flat.reshape(len(queries), count, BLOCK_TOKENS)
-    if np.isnan(keys).any():
+    if np.isnan(products).any():
         # A NaN product wins in no maximum of hardware; the contract counts a NaN score as -inf, too.
         products[np.isnan(products)] = -np.inf
     tokens = np.arange(BLOCK_TOKENS)
     if steps.first_absent is not None:
-        place = (first + np.arange(count))[:, None] * BLOCK_TOKENS + tokens
+        place = blocks[:, None] * BLOCK_TOKENS + tokens
         absent = place >= steps.first_absent[rows][:, None, None]
         products = np.where(absent, np.float32(0 if steps.absent_is_zero else -np.inf), products)
     best: Floats = products.max(axis=2)
-    end = last_key // BLOCK_TOKENS - first  # the only block that a row sees a part of
-    best[np.arange(count) > end[:, None]] = -np.inf
-    (cut,) = np.nonzero((end >= 0) & (end < count))
+    end = last_key // BLOCK_TOKENS  # the only block that a row sees a part of
+    best[blocks > end[:, None]] = -np.inf
+    place = np.searchsorted(blocks, end).clip(max=count - 1)
+    (cut,) = np.nonzero(blocks[place] == end)
     seen = tokens <= (last_key[cut] % BLOCK_TOKENS)[:, None]
-    best[cut, end[cut]] = np.where(seen, products[cut, end[cut]], -np.inf).max(axis=1)
+    best[cut, place[cut]] = np.where(seen, products[cut, place[cut]], -np.inf).max(axis=1)
     return best
 
 
@@ -130,6 +153,11 @@ def by_contract(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
     return force(scores, num_blocks, evidence.case.init_blocks, evidence.case.local_blocks)
 
 
+def unforced(scores: Floats, _num_blocks: Ints, _evidence: Evidence) -> Floats:
+    """No sentinels."""
+    return scores
+
+
 def force(scores: Floats, num_blocks: Ints, init_blocks: int, local_blocks: int) -> Floats:
     """The first ``init_blocks`` and the last ``local_blocks`` of a row's blocks forced, local over init."""
     blocks, ends = np.arange(scores.shape[1]), num_blocks[:, None]
@@ -138,21 +166,20 @@ def force(scores: Floats, num_blocks: Ints, init_blocks: int, local_blocks: int)
     return np.where(local, np.float32(LOCAL_SCORE), scores)
 
 
+_QUERIES: WeakKeyDictionary[Evidence, Floats] = WeakKeyDictionary()
+
+
 def right_queries(evidence: Evidence) -> Floats:
     """``[R, 128]`` queries as they are scored, in E4M3."""
-    return quantised(evidence.case.index_q[evidence.token, evidence.head].astype(np.float64))
+    if evidence not in _QUERIES:
+        given = evidence.case.index_q[evidence.token, evidence.head]
+        _QUERIES[evidence] = quantised(given.astype(np.float64))
+    return _QUERIES[evidence]
 
 
 def quantised(queries: NDArray[np.float64]) -> Floats:
     """Values after the contract's cast to E4M3."""
     return e4m3_values(e4m3_bytes(queries)).astype(np.float32)
-
-
-def renamed(prediction: Prediction, scores: Prediction | None, ids: Prediction | None) -> Prediction:
-    """A prediction whose scores, or what its ids are selected by, come from others."""
-    by = ids or prediction
-    base = scores or prediction
-    return replace(base, id_scores=by.scores, id_blocks=by.num_blocks)
 
 
 @functools.lru_cache(maxsize=1)
@@ -161,9 +188,11 @@ def _nothing() -> NDArray[np.uint8]:
 
 
 def _pages(
-    evidence: Evidence, page_of: PageOf, request: int, first: int, count: int
+    evidence: Evidence, page_of: PageOf | None, request: int, blocks: Ints
 ) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """Bytes of ``count`` blocks ``[count, 9216]``, and which of them the file holds."""
-    found = [page_of(evidence, request, block) for block in range(first, first + count)]
+    """Bytes of blocks ``[count, 9216]``, and which of them the file holds."""
+    if page_of is None:
+        return evidence.pages[evidence.table[request, blocks]], np.ones(len(blocks), dtype=bool)
+    found = [page_of(evidence, request, int(block)) for block in blocks]
     known = np.array([page is not None for page in found])
     return np.stack([_nothing() if page is None else page for page in found]), known

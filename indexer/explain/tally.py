@@ -9,9 +9,10 @@ import numpy as np
 from indexer.case import Case, EngineRecord
 from indexer.case.part import Part
 from indexer.explain.differences import FAULT, RIGHT, ROUNDING, TIE, UNJUDGED, VERDICTS, Bools
-from indexer.explain.engine_verdict import KINDS, Cause, EngineVerdict, Finding, Kind, WrittenKeys
+from indexer.explain.engine_verdict import KINDS, EngineVerdict, Finding, Kind, WrittenKeys
 from indexer.explain.findings import findings
 from indexer.explain.judge_part import judge_part
+from indexer.explain.name_causes import Naming
 from indexer.explain.rule_words import Judged
 from indexer.oracle import WRONG_CELL_ERROR, OracleResult
 
@@ -71,9 +72,7 @@ class Tally:
             room = self._most - len(self._faults) - (0 if faults else len(self._legal))
             kept.extend(findings(told, found.differences, faults=faults, most=max(0, room)))
 
-    def verdict(
-        self, causes: tuple[Cause, ...], candidates: tuple[Cause, ...], written: WrittenKeys | None
-    ) -> EngineVerdict:
+    def verdict(self, naming: Naming, written: WrittenKeys | None) -> EngineVerdict:
         """What all parts say together."""
         faulty = self.grades == FAULT
         unjudged = int((~self._judged).sum())
@@ -103,7 +102,8 @@ class Tally:
             differences={kind: counts for kind, counts in differences.items() if counts},
             total_findings=self._counts.total(),
             findings=(*self._faults, *self._legal)[: self._most],
-            causes=causes,
-            candidates=candidates,
+            causes=naming.causes,
+            candidates=naming.candidates,
+            untried=naming.untried,
             written=written,
         )

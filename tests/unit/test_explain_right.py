@@ -119,7 +119,7 @@ def test_the_order_stated_is_the_order_asked_for(order: Any) -> None:
     assert verdict.ok is (order != "score")
     if order == "score":
         assert {finding.kind for finding in verdict.findings} == {"order"}
-        assert [cause.name for cause in verdict.causes] == ["ids are not in the order stated"]
+        assert [cause.name for cause in verdict.causes] == ["ids are sorted by block, not by score"]
 
 
 @pytest.mark.parametrize(

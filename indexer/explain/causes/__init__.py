@@ -5,6 +5,9 @@ from __future__ import annotations
 from indexer.explain.causes import (
     causal_mask,
     chunk_start,
+    heads,
+    id_meaning,
+    id_order,
     nibbles,
     output_layout,
     page_wrap,
@@ -12,15 +15,21 @@ from indexer.explain.causes import (
     saturation,
     scale_group,
     scale_order,
+    score_scale,
+    selection,
+    sentinel_counts,
     sentinels,
     sign,
     stale_pages,
     table_stride,
+    token_shift,
 )
 from indexer.explain.evidence import Evidence
 from indexer.explain.hypothesis import Hypothesis
 
-FAMILIES = (
+FROM_THE_CALL = (
+    id_order,
+    id_meaning,
     causal_mask,
     chunk_start,
     sentinels,
@@ -33,10 +42,25 @@ FAMILIES = (
     saturation,
     table_stride,
     page_wrap,
+)
+FROM_THE_RESULT = (
+    selection,
+    sentinel_counts,
+    heads,
+    token_shift,
+    score_scale,
     stale_pages,
 )
+"""These look at what the engine recorded to see which faults are worth trying."""
 
 
-def hypotheses(evidence: Evidence) -> list[Hypothesis]:
-    """Every fault that this evidence can speak about."""
-    return [hypothesis for family in FAMILIES for hypothesis in family.hypotheses(evidence)]
+def hypotheses(evidence: Evidence, narrow: Evidence) -> list[Hypothesis]:
+    """Every fault that this evidence can speak about.
+
+    Args:
+        evidence: the sample.
+        narrow: the same rows, computed only in the columns that tell most.
+    """
+    found = [hypothesis for family in FROM_THE_CALL for hypothesis in family.hypotheses(evidence)]
+    found += [one for family in FROM_THE_RESULT for one in family.hypotheses(evidence, narrow)]
+    return found

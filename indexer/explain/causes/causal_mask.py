@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from indexer.explain.evidence import Evidence, Ints
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis
+from indexer.explain.prediction import by_steps
 from indexer.explain.replica import Steps
 from kernel.contract import BLOCK_TOKENS
 

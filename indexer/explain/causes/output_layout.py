@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from indexer.explain.evidence import Evidence
 from indexer.explain.hypothesis import Hypothesis
-from indexer.explain.replica import Prediction, predict, renamed
+from indexer.explain.prediction import Prediction
+from indexer.explain.replica import score
 
 FAMILY = "head/token layout"
 
@@ -37,6 +38,5 @@ def _exchanged(evidence: Evidence, where: str, order: str) -> Prediction:
     else:
         flat = evidence.token * heads + evidence.head
         other = evidence.at(flat // tokens, flat % tokens)
-    moved = predict(other)
-    right = predict(evidence)
-    return renamed(right, moved if "scores" in where else None, moved if "ids" in where else None)
+    moved, right = score(other), score(evidence)
+    return Prediction(moved if "scores" in where else right, moved if "ids" in where else right)

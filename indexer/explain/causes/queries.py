@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis
+from indexer.explain.prediction import by_steps
 from indexer.explain.replica import Steps, quantised
 from kernel.contract import HEAD_DIM
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.explain.evidence import Evidence, Floats, Ints
-from indexer.explain.hypothesis import Hypothesis, by_steps
-from indexer.explain.replica import Forced, Steps, force
+from indexer.explain.hypothesis import Hypothesis
+from indexer.explain.prediction import by_steps
+from indexer.explain.replica import Forced, Steps, force, unforced
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 
@@ -19,7 +20,7 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
     found = []
     if case.init_blocks or case.local_blocks:
         found.append(
-            _forces("forced blocks are not forced", "Init and local blocks keep their own scores.", _none)
+            _forces("forced blocks are not forced", "Init and local blocks keep their own scores.", unforced)
         )
     if case.init_blocks and case.local_blocks:
         found += [
@@ -43,24 +44,12 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
                 "The last blocks of the request are forced, not those of the row's own position.",
                 _from_the_end,
             ),
-            _forces(
-                "one local block too few",
-                "The row's own block is not counted among the local ones, or the last one is dropped.",
-                _one_fewer,
-            ),
         ]
-    found.append(
-        _forces("one local block too many", "One more block before the row's end is forced.", _one_more)
-    )
     return found
 
 
 def _forces(name: str, says: str, forced: Forced) -> Hypothesis:
     return Hypothesis(name, FAMILY, says, by_steps(lambda _: Steps(forced=forced)))
-
-
-def _none(scores: Floats, _num_blocks: Ints, _evidence: Evidence) -> Floats:
-    return scores
 
 
 def _init_only(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
@@ -87,11 +76,3 @@ def _from_the_end(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Float
     scores = _init_only(scores, num_blocks, evidence)
     local = (blocks < num_blocks[:, None]) & (blocks >= ends - evidence.case.local_blocks)
     return np.where(local, np.float32(LOCAL_SCORE), scores)
-
-
-def _one_fewer(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    return force(scores, num_blocks, evidence.case.init_blocks, evidence.case.local_blocks - 1)
-
-
-def _one_more(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    return force(scores, num_blocks, evidence.case.init_blocks, evidence.case.local_blocks + 1)

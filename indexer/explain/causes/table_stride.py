@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.explain.evidence import Evidence
-from indexer.explain.hypothesis import Hypothesis, by_steps
+from indexer.explain.hypothesis import Hypothesis
+from indexer.explain.prediction import by_steps
 from indexer.explain.replica import Steps
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 
