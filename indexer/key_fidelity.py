@@ -13,6 +13,7 @@ from indexer.fidelity import block_scores, selection_recall, unquantised_scores,
 from indexer.oracle import select
 from indexer.replay import as_tensor, load_case
 from kernel.contract import HEAD_DIM
+from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import quantize_query
 
 GAP_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -95,7 +96,7 @@ class CaseFidelity:
         kept_mass: mean softmax mass that the best blocks hold.
         gap_quantiles: of the gap at the last place, at :data:`GAP_QUANTILES`.
         formats: fp8, nvfp4, and engine where ids were recorded.
-        worst_rows: of nvfp4.
+        worst_rows: of nvfp4, those that miss a block.
         gaps: ``[counted rows]``.
     """
 
@@ -118,7 +119,8 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
     would lose if its logits were the indexer's.
 
     Raises:
-        InvalidArgumentError: the case has no unquantised keys, no such backend, or a value is not finite.
+        InvalidArgumentError: the case has no unquantised keys, no such backend, or a value or a product is
+            not finite.
         BackendUnavailableError: the backend cannot run here.
     """
     exact = unquantised_scores(case)
@@ -127,7 +129,8 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
         if case.index_k is not None
         else torch.empty(0, dtype=torch.float32, device="cpu")
     )
-    result = load_case(case, backend).score()
+    result = load_case(case, backend).score()  # which refuses values that are not finite
+    _check_scores(case, exact)
     mass = _block_mass(case, keys)
     best = select(with_sentinels(case, exact).numpy(), case)
     kept = _held(mass, best)
@@ -159,6 +162,19 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
         worst_rows=_worst_rows(case, formats[1], rows, _gaps(case, exact), best, nvfp4_ids, lost),
         gaps=gaps,
     )
+
+
+def _check_scores(case: Case, exact: torch.Tensor) -> None:
+    """Refuse scores that left the range of fp32: nothing can be said about a set that infinities select."""
+    blocks = torch.arange(exact.shape[2], dtype=torch.int64, device="cpu")
+    seen = blocks < torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
+    for head, token, block in (seen & ~exact.isfinite()).nonzero()[:1].tolist():
+        raise InvalidArgumentError(
+            f"index_q . index_k [head {head}, token {token}, block {block}]",
+            exact[head, token, block].item(),
+            "must be finite in fp32",
+            "scale the queries or the keys down",
+        )
 
 
 def _format(
@@ -253,7 +269,8 @@ def _worst_rows(
 ) -> tuple[WorstRow, ...]:
     places = np.argwhere(rows)
     found = []
-    for index in np.lexsort((-lost[rows], shown.per_row))[:WORST_ROWS].tolist():
+    order = np.lexsort((-lost[rows], shown.per_row))
+    for index in order[shown.per_row[order] < 1][:WORST_ROWS].tolist():
         head, token = (int(n) for n in places[index])
         request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
         end = int(case.cu_seqlens_q[request + 1])
