@@ -21,6 +21,10 @@ WORST_ROWS = 10
 _ATTENTION_SCALE = HEAD_DIM**-0.5
 
 
+class OutOfRangeError(InvalidArgumentError):
+    """A product of queries and keys before quantisation is not finite in fp32."""
+
+
 @dataclass(frozen=True)
 class HeadRecall:
     """Recall over the rows of one head that have a choice."""
@@ -119,8 +123,8 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
     would lose if its logits were the indexer's.
 
     Raises:
-        InvalidArgumentError: the case has no unquantised keys, no such backend, or a value or a product is
-            not finite.
+        InvalidArgumentError: the case has no unquantised keys, no such backend, or a value is not finite.
+        OutOfRangeError: a product of them is not.
         BackendUnavailableError: the backend cannot run here.
     """
     exact = unquantised_scores(case)
@@ -169,7 +173,7 @@ def _check_scores(case: Case, exact: torch.Tensor) -> None:
     blocks = torch.arange(exact.shape[2], dtype=torch.int64, device="cpu")
     seen = blocks < torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
     for head, token, block in (seen & ~exact.isfinite()).nonzero()[:1].tolist():
-        raise InvalidArgumentError(
+        raise OutOfRangeError(
             f"index_q . index_k [head {head}, token {token}, block {block}]",
             exact[head, token, block].item(),
             "must be finite in fp32",
