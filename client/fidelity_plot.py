@@ -14,6 +14,14 @@ from indexer.key_fidelity import CaseFidelity
 
 COLOURS = {"fp8": "#8da2c0", "nvfp4": "#31446b", "engine": "#e4572e"}
 TITLE: dict[str, Any] = {"fontsize": 11, "fontweight": "bold", "loc": "left"}
+WORST: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": "v",
+    "markersize": 7,
+    "color": "#1a1a1a",
+    "markeredgecolor": "white",  # it lies on bars of any colour
+    "markeredgewidth": 0.9,
+}
 
 
 def draw_fidelity(shown: CaseFidelity, file_format: str = "png") -> bytes:
@@ -43,7 +51,7 @@ def _recall_by_head(axes: Any, shown: CaseFidelity) -> None:
         means = [head.mean for head in found.heads]
         axes.bar(at, means, width=0.92 * width, color=COLOURS[found.name], label=found.name)
         worst = [head.worst for head in found.heads]
-        axes.plot(at, worst, "v", color="#1a1a1a", markersize=5, label="worst row" if not index else None)
+        axes.plot(at, worst, **WORST, label="worst row" if not index else None)
     least = min(head.worst for found in shown.formats for head in found.heads)
     axes.set_ylim(max(0.0, least - 0.05), 1.0 + 0.18 * (1.05 - least))  # room for the legend
     axes.set_xticks(sorted({head.head for found in shown.formats for head in found.heads}))
@@ -59,6 +67,11 @@ def _recall_by_row(axes: Any, shown: CaseFidelity) -> None:
         recall = np.sort(found.per_row)
         share = 100 * np.arange(1, recall.size + 1) / recall.size
         axes.step(recall, share, where="post", color=COLOURS[found.name], label=found.name, linewidth=1.8)
+    least = min(found.worst for found in shown.formats)
+    axes.set_xlim(
+        max(0.0, min(least - 0.02, 0.95)), 1.005
+    )  # nothing is above 1, also where all rows are at 1
+    axes.set_ylim(0, 105)
     axes.set_xlabel("recall of a row (share of blocks)")
     axes.set_ylabel("rows with at most that recall (%)")
     axes.set_title(f"Recall by row: {shown.counted_rows:,} rows with a choice", **TITLE)
@@ -92,6 +105,7 @@ def _gaps(axes: Any, shown: CaseFidelity) -> None:
     axes.set_ylabel("share of rows, or of scores (%)")
     axes.set_title("Margins, and errors of scores", **TITLE)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.35)
+    axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 100])  # the rest is the legend's room
     axes.legend(frameon=False, fontsize=8, loc="upper left")
     _plain(axes)
 
@@ -107,9 +121,7 @@ def draw_layers(shown: Sequence[CaseFidelity], file_format: str = "png") -> byte
             found = [next(f for f in one.formats if f.name == name) for one in shown]
             at = np.arange(len(shown)) + (index - 0.5) * 0.4
             axes.bar(at, [f.mean for f in found], width=0.36, color=COLOURS[name], label=f"{name}, mean")
-            axes.plot(
-                at, [f.worst for f in found], "v", color="#1a1a1a", label=None if index else "worst row"
-            )
+            axes.plot(at, [f.worst for f in found], **WORST, label=None if index else "worst row")
         axes.set_xticks(range(len(shown)), names, rotation=20 if len(shown) > 6 else 0)
         least = min(found.worst for one in shown for found in one.formats)
         axes.set_ylim(max(0.0, least - 0.08), 1.0)

@@ -12,16 +12,16 @@ from indexer.case.container import Buffer
 from kernel.errors import InvalidArgumentError
 
 
-def check_output(option: str, path: Path, case: str) -> None:
+def check_output(option: str, path: Path, *cases: str) -> None:
     """Refuse what cannot be written, before anything is computed. Changes nothing.
 
     Args:
         option: the option that names the file, for messages.
         path: the file.
-        case: the case file that is read, which must not be overwritten.
+        cases: the case files that are read, which must not be overwritten.
 
     Raises:
-        InvalidArgumentError: the path is a folder or the case itself, or cannot be written.
+        InvalidArgumentError: the path is a folder or a case itself, or cannot be written.
     """
     try:
         found: os.stat_result | None = path.stat()
@@ -35,7 +35,7 @@ def check_output(option: str, path: Path, case: str) -> None:
         return
     if stat.S_ISDIR(found.st_mode):
         raise InvalidArgumentError(option, path, "is a folder", f"name a file with {option}")
-    if os.path.samestat(found, Path(case).stat()):
+    if any(os.path.samestat(found, Path(case).stat()) for case in cases):
         raise InvalidArgumentError(option, path, "is the case itself", f"name another file with {option}")
     if stat.S_ISREG(found.st_mode):
         _check_folder(option, path, Path(os.path.realpath(path)).parent)

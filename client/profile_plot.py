@@ -75,7 +75,8 @@ def _roofline(axes: Any, shown: Sequence[Profile]) -> None:
     axes.set_xlabel("work over bytes moved (FLOP/byte)")
     axes.set_ylabel("scoring and selecting (TFLOP/s)")
     axes.set_title(f"Roofline: {shown[0].backend} on {shown[0].device}, roofs measured there", **TITLE)
-    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    if points:
+        axes.legend(frameon=False, fontsize=8.5, loc="upper left")
     axes.grid(which="major", color="#cfd8dc", linewidth=0.6)
     axes.set_axisbelow(True)
 

@@ -184,7 +184,7 @@ def _draw_map(figure: Figure, axes: Any, shown: ScoreMap) -> None:
     axes.set_ylabel(f"query position (tokens from the start{sampled})")
     left_out = f"; {shown.first_block:,} earlier blocks left out" if shown.first_block else ""
     axes.set_xlabel(f"block id ({BLOCK_TOKENS} keys each{left_out})")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if any_ordinary:
         bar = figure.colorbar(mesh, ax=axes, pad=0.012, fraction=0.035, extend="both")
         bar.set_label("score: largest q·k of the block's keys (no unit)")

@@ -17,6 +17,8 @@ from rich.progress import (
 
 PIPE_WIDTH = 110
 """Columns of text that does not go to a terminal."""
+LEAST_WIDTH = 80
+"""Columns that every table fits: a narrower terminal wraps its lines, which loses no digit."""
 
 
 class _Results(Console):
@@ -29,7 +31,14 @@ def output(pipe_width: int = PIPE_WIDTH) -> Console:
     console = _Results(highlight=False)
     if not console.is_terminal:
         console.width = pipe_width
+    elif console.width < LEAST_WIDTH:
+        console.width = LEAST_WIDTH
     return console
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number of things: ``1 head``, ``2 heads``; ``many`` where an s does not do."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def progress() -> Progress:

@@ -69,9 +69,9 @@ def check_tensor(
     *,
     dtypes: tuple[torch.dtype, ...],
     shape: tuple[int | None, ...] | None,
-    device: torch.device,
+    device: torch.device | None,
 ) -> None:
-    """Refuse a wrong type, layout, dtype, shape (None: any size, or any shape) or device."""
+    """Refuse a wrong type, layout, dtype, shape (None: any size, or any shape) or device (None: any)."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidArgumentError(
             argument, type(tensor).__name__, "must be a torch.Tensor", "call torch.as_tensor() on it"
@@ -94,7 +94,7 @@ def check_tensor(
         raise InvalidArgumentError(
             f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "call .reshape() or slice it"
         )
-    if tensor.device != device:
+    if device is not None and tensor.device != device:
         raise InvalidArgumentError(
             f"{argument}.device", tensor.device, f"must be {device}", f"call .to('{device}')"
         )

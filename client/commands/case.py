@@ -20,6 +20,10 @@ case = typer.Typer(
 M3_HEADS = 4
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"
+
+
 @case.command()
 def make(
     kind: Annotated[
@@ -41,17 +45,20 @@ def make(
     hardly differ. ties: whole blocks repeat, so equal scores are at every place. ragged: m3 over prefill,
     decode, padding and lengths beside block ends.
     """
-    from client.output_file import write_output
-    from client.terminal import output
+    from client.output_file import check_output, write_output
+    from client.terminal import counted, output, status
     from indexer.case import case_buffers
     from indexer.made_cases import Shape, make_case
     from kernel.errors import InvalidArgumentError
 
-    with one_line_errors(as_json):
+    with one_line_errors(as_json), status() as on_step:
         if tp not in (1, 2, 4):
             raise InvalidArgumentError("--tp", tp, "must be 1, 2 or 4", "MiniMax-M3 has 4 index heads")
+        check_output("--out", out)
+        on_step("making")
         made = make_case(kind, Shape(context, queries, M3_HEADS // tp, batch, topk), seed)
         buffers = case_buffers(made)
+        on_step("writing")
         write_output("--out", out, buffers)
     size = sum(memoryview(buffer).nbytes for buffer in buffers)
     if as_json:
@@ -69,8 +76,9 @@ def make(
         return
     console = output()
     console.print(
-        f"wrote {printable(str(out))}: {made.batch} requests, {made.total_q:,} queries, "
-        f"{made.num_heads} heads, {made.total_k:,} keys, {size / 1e6:.1f} MB",
+        f"wrote {printable(str(out))}: {counted(made.batch, 'request')}, "
+        f"{counted(made.total_q, 'query', 'queries')}, {counted(made.num_heads, 'head')}, "
+        f"{counted(made.total_k, 'key')}, {_size(size)}",
         markup=False,
         soft_wrap=True,
     )

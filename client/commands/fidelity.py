@@ -40,7 +40,7 @@ def fidelity(
     with one_line_errors(as_json, cases[0] if len(cases) == 1 else None), status() as on_step:
         calls = [read_case(name) for name in cases]
         if picture is not None:
-            check_output("--picture", picture, cases[0])
+            check_output("--picture", picture, *cases)
             _check_suffix(picture)
         from indexer.key_fidelity import case_fidelity
 
@@ -71,7 +71,10 @@ def fidelity(
             f"{100 * one.kept_mass:.2f} % of the softmax mass.",
             markup=False,
         )
-        console.print(_worst(one))
+        if one.worst_rows:
+            console.print(_worst(one))
+        else:
+            console.print("No row misses a block with NVFP4 keys.")
     if picture is not None:
         console.print(f"wrote {printable(str(picture))}", markup=False, soft_wrap=True)
 

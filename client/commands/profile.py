@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -66,7 +67,7 @@ def profile(
     or null.
     """
     from client.output_file import check_output, write_output
-    from client.terminal import output, status
+    from client.terminal import counted, output, status
     from indexer.case import read_case
 
     with one_line_errors(as_json, case), status() as on_step:
@@ -74,6 +75,10 @@ def profile(
         if picture is not None:
             check_output("--picture", picture, case)
             check_picture(picture)
+        if trace is not None:
+            check_output("--trace", trace, case)
+            # Its collector writes lines of its own to stderr; read when torch is loaded.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         kernels = None
         if rocprof is not None:
             from indexer.rocprof import read_rocprof
@@ -85,8 +90,7 @@ def profile(
             traced = trace is not None and not shown
             shown.append(_profile(call, use, repeats, scores, traced, backend, precision, url, token))
         if trace is not None:
-            trace.parent.mkdir(parents=True, exist_ok=True)
-            trace.write_text(json.dumps(shown[0].trace), encoding="utf-8")
+            write_output("--trace", trace, [json.dumps(shown[0].trace).encode()])
         balance = _balance(call) if url is None or picture is not None else None
         if picture is not None:
             write_output("--picture", picture, [_draw(shown, balance, picture)])
@@ -96,15 +100,22 @@ def profile(
     console = output()
     first = shown[0]
     console.print(
-        f"{printable(case)}: {first.batch} requests, {first.total_q} queries, {first.num_heads} heads, up to "
-        f"{first.longest_context} tokens; {printable(first.backend)} on {printable(first.device)}, "
-        f"{cache.value}, {first.repeats} runs",
+        f"{printable(case)}: {counted(first.batch, 'request')}, "
+        f"{counted(first.total_q, 'query', 'queries')}, {counted(first.num_heads, 'head')}, "
+        f"up to {counted(first.longest_context, 'token')}; "
+        f"{printable(first.backend)} on {printable(first.device)}, "
+        f"{'cold and warm' if cache is CacheUse.both else cache.value}, {counted(first.repeats, 'run')}",
         markup=False,
     )
     console.print(stage_table(shown))
     console.print(speed_table(shown))
     for one in shown:
         floor = one.floor
+        if not one.flop:
+            console.print(
+                f"{one.cache}: {one.device_ms:.3f} ms; no query, so there is nothing to compare with."
+            )
+            continue
         console.print(
             f"{one.cache}: {one.device_ms:.3f} ms are {one.times_floor:.2f} times the floor, which "
             f"{floor.bound_by} sets: {max(floor.compute_ms, floor.memory_ms):.3f} ms "
@@ -221,7 +232,7 @@ def stage_table(shown: Sequence[Profile]) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stage")
+    table.add_column("stage", min_width=max(len(stage.stage) for stage in shown[0].stages))
     for one in shown:
         for column in (f"{one.cache}: median ms", "least ms", "most ms"):
             table.add_column(column, justify="right")

@@ -6,6 +6,9 @@ import base64
 import html
 from collections.abc import Iterable, Sequence
 
+SCALE = 1124 / 1625
+"""Pixels of the page to one of a picture: the widest pictures fill its 1,124."""
+
 
 def text(value: object) -> str:
     """A value as text."""
@@ -34,8 +37,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, words: It
 
 
 def picture(png: bytes, alt: str) -> str:
-    """A PNG file inside the page."""
-    return f'<img alt="{text(alt)}" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    """A PNG file inside the page, at the scale that the widest of them needs: letters are of one size."""
+    width, height = (int.from_bytes(png[at : at + 4], "big") * SCALE for at in (16, 20))
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    return f'<img alt="{text(alt)}" {size} src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
 def badge(words: str, kind: str) -> str:

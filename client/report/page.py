@@ -7,10 +7,12 @@ from pathlib import Path
 from client.report.engine import engine_section, not_judged_section, verdict_badge
 from client.report.html import badge, paragraph, picture, section, table, text, tile
 from client.report.sections import Gathered
+from client.terminal import counted
 from indexer.key_fidelity import CaseFidelity
 from indexer.plan_balance import PlanBalance
 from indexer.verify import Verification
 
+_NONE_MISSED = paragraph("No row misses a block with NVFP4 keys.")
 _STYLE = Path(__file__).with_name("style.css")
 
 
@@ -48,8 +50,12 @@ def _summary(gathered: Gathered) -> str:
     case, verification = gathered.case, gathered.verification
     engine = verification.engine
     tiles = [
-        tile("Call", f"{case.rows:,} rows", f"{case.total_q:,} queries, {case.num_heads} heads"),
-        tile("Requests", f"{case.batch:,}", f"up to {int(case.seq_lens.max(initial=0)):,} keys"),
+        tile(
+            "Call",
+            counted(case.rows, "row"),
+            f"{counted(case.total_q, 'query', 'queries')}, {counted(case.num_heads, 'head')}",
+        ),
+        tile("Requests", f"{case.batch:,}", f"up to {counted(int(case.seq_lens.max(initial=0)), 'key')}"),
         tile(
             "Selection",
             f"best {case.topk}",
@@ -62,7 +68,8 @@ def _summary(gathered: Gathered) -> str:
         nvfp4 = gathered.fidelity.formats[1]
         tiles.append(tile("Recall of NVFP4 keys", f"{nvfp4.mean:.4f}", f"worst row {nvfp4.worst:.3f}"))
     warm = gathered.profiles[-1]
-    tiles.append(tile("Time, warm", f"{warm.device_ms:,.2f} ms", f"{warm.times_floor:.1f} times the floor"))
+    times = f"{warm.times_floor:,.1f} times the floor" if warm.flop else "no query"
+    tiles.append(tile("Time, warm", f"{warm.device_ms:,.2f} ms", times))
     words = [f"<p>{_backend_badge(verification)} "]
     if engine is not None:
         words.append(verdict_badge(engine))
@@ -98,14 +105,8 @@ def _verification(gathered: Gathered) -> str:
 
 def _fidelity(gathered: Gathered) -> str:
     shown = gathered.fidelity
-    if shown is None and gathered.case.index_k is not None:
-        why = "Some queries are not finite: what cheaper keys cost them is not known."
-        return section("Fidelity", paragraph(why))
     if shown is None:
-        why = (
-            "The case holds NVFP4 pages, not the keys they were quantised from: what they cost is not known."
-        )
-        return section("Fidelity", paragraph(why))
+        return section("Fidelity", paragraph(gathered.no_fidelity))
     if not shown.counted_rows:
         return section(
             "Fidelity", paragraph("Every row has room for all the blocks it sees: nothing is chosen.")
@@ -118,7 +119,8 @@ def _fidelity(gathered: Gathered) -> str:
     ]
     if "fidelity" in gathered.pictures:
         parts.append(picture(gathered.pictures["fidelity"], "recall by head and row, margins and errors"))
-    return section("Fidelity", *parts, _formats(shown), "<h3>Rows that NVFP4 costs most</h3>", _worst(shown))
+    worst = "<h3>Rows that NVFP4 costs most</h3>" + _worst(shown) if shown.worst_rows else _NONE_MISSED
+    return section("Fidelity", *parts, _formats(shown), worst)
 
 
 def _formats(shown: CaseFidelity) -> str:
@@ -191,8 +193,8 @@ def _profile(gathered: Gathered) -> str:
         ),
     ]
     about = (
-        f"{cold.backend} on {cold.device}, {cold.precision}, median of {cold.repeats} runs. The floor is the "
-        f"longer of work and bytes at the device's own speed ({floor.source}): "
+        f"{cold.backend} on {cold.device}, {cold.precision}, median of {counted(cold.repeats, 'run')}. "
+        f"The floor is the longer of work and bytes at the device's own speed ({floor.source}): "
         f"{max(floor.compute_ms, floor.memory_ms):,.3f} ms, set by {floor.bound_by}."
     )
     plan = [] if gathered.balance is None else [paragraph(_plan(gathered.balance))]

@@ -11,18 +11,21 @@ import numpy as np
 from client.commands.doctor import devices, versions
 from client.commands.profile import profile_here
 from indexer.case import Case
+from indexer.case.part import part_of
 from indexer.finite_queries import finite_rows, with_finite_queries
-from indexer.key_fidelity import CaseFidelity, case_fidelity
+from indexer.key_fidelity import CaseFidelity, OutOfRangeError, case_fidelity
 from indexer.plan_balance import PlanBalance, plan_balance
 from indexer.replay import load_case
 from indexer.verify import Verification, verify_case
 from indexer.wire import Profile
+from kernel.contract import BLOCK_TOKENS
 
 if TYPE_CHECKING:
     from kernel.backends.base import Precision
 
+NO_KEYS = "The case holds NVFP4 pages, not the keys they were quantised from: what they cost is not known."
 MAX_MAP_CELLS = 1 << 24
-"""Scores up to which the whole call is scored for its picture."""
+"""Scores that are computed for their picture, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +36,8 @@ class Gathered:
         name: the case's file.
         case: the case.
         verification: of a backend and of an engine's result.
-        fidelity: None for a case without keys before quantisation, or with queries that are not finite.
+        fidelity: None if it is not known.
+        no_fidelity: why it is not.
         profiles: cold and warm.
         balance: of the gfx950 plan; None without prefill.
         pictures: PNG files by section, empty without matplotlib.
@@ -44,6 +48,7 @@ class Gathered:
     case: Case
     verification: Verification
     fidelity: CaseFidelity | None
+    no_fidelity: str
     profiles: tuple[Profile, ...]
     balance: PlanBalance | None
     pictures: dict[str, bytes]
@@ -67,10 +72,15 @@ def gather(
     on_step("verifying")
     verification = verify_case(case, name, backend, precision=cast("Precision", precision))
     scored = with_finite_queries(case, finite_rows(case))
-    fidelity = None
-    if case.index_k is not None and scored is case:
+    fidelity, no_fidelity = None, NO_KEYS
+    if scored is not case:
+        no_fidelity = "Some queries are not finite: what cheaper keys cost them is not known."
+    elif case.index_k is not None:
         on_step("comparing formats")
-        fidelity = case_fidelity(case, name, backend)
+        try:
+            fidelity = case_fidelity(case, name, backend)
+        except OutOfRangeError as error:  # the rest of the report does not depend on it
+            no_fidelity = f"{error.argument} = {error.value}: bf16 keys select nothing to compare with."
     profiles = []
     for cache in ("cold", "warm"):
         on_step(f"profiling, {cache}")
@@ -79,7 +89,9 @@ def gather(
     on_step("drawing")
     pictures = _pictures(scored, backend, fidelity, profiles, balance)
     environment = {**versions(), **devices()}
-    return Gathered(name, case, verification, fidelity, tuple(profiles), balance, pictures, environment)
+    return Gathered(
+        name, case, verification, fidelity, no_fidelity, tuple(profiles), balance, pictures, environment
+    )
 
 
 def _pictures(
@@ -97,13 +109,26 @@ def _pictures(
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
         return {}
-    pictures = {"profile": draw_profile(profiles, balance)}
+    pictures = {"profile": draw_profile(profiles, balance)} if case.rows else {}
     if fidelity is not None and fidelity.counted_rows:
         pictures["fidelity"] = draw_fidelity(fidelity)
-    if 0 < case.rows * case.num_score_blocks <= MAX_MAP_CELLS:
-        result = load_case(case, backend).score()
+    shown, name = _mapped(case)
+    if shown is not None:
+        result = load_case(shown, backend).score()
         if result.scores is not None:
             scores = np.asarray(result.scores.cpu().numpy())
-            cells = score_map(case, scores, result.block_ids.cpu().numpy())
-            pictures["map"] = draw_score_map(cells, f"request {cells.request}")
+            cells = score_map(shown, scores, result.block_ids.cpu().numpy())
+            pictures["map"] = draw_score_map(cells, name or f"request {cells.request}")
     return pictures
+
+
+def _mapped(case: Case) -> tuple[Case | None, str]:
+    """What the picture of the scores is made of, and its name: of a large call the end of one request."""
+    if not case.rows or case.rows * case.num_score_blocks <= MAX_MAP_CELLS:
+        return (case if case.rows else None), ""
+    request = int(np.argmax(case.query_lens * case.seq_lens))
+    first, last = (int(place) for place in case.cu_seqlens_q[request : request + 2])
+    blocks = -(-int(case.seq_lens[request]) // BLOCK_TOKENS)
+    start = max(first, last - max(1, MAX_MAP_CELLS // (blocks * case.num_heads)))
+    name = f"request {request}" + (f", its last {last - start:,} queries" if start > first else "")
+    return part_of(case, request, start, last), name

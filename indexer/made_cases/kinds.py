@@ -79,8 +79,10 @@ def make_case(kind: str, shape: Shape, seed: int = 0) -> Case:
 def _m3(stream: Stream, requests: Requests, heads: int) -> tuple[Floats, Floats, str]:
     """Queries and keys of unit rms with a mean that keys share, as a model's have."""
     mean = stream.unit_rms(HEAD_DIM)
-    keys = stream.unit_rms(_keys(requests), HEAD_DIM) + mean * HALF
-    queries = stream.unit_rms(_queries(requests), heads, HEAD_DIM) + mean * HALF
+    keys = stream.unit_rms(_keys(requests), HEAD_DIM)
+    queries = stream.unit_rms(_queries(requests), heads, HEAD_DIM)
+    for vectors in (keys, queries):  # in place: they may be most of this machine's memory
+        vectors += mean * HALF
     return queries, keys, ""
 
 
@@ -104,7 +106,10 @@ def _needle(stream: Stream, requests: Requests, heads: int) -> tuple[Floats, Flo
 
 def _low_contrast(stream: Stream, requests: Requests, heads: int) -> tuple[Floats, Floats, str]:
     """Keys that hardly differ: the gap at the k-th place is far below what quantisation changes."""
-    keys = stream.unit_rms(HEAD_DIM) + LOW_CONTRAST * stream.unit_rms(_keys(requests), HEAD_DIM)
+    mean = stream.unit_rms(HEAD_DIM)
+    keys = stream.unit_rms(_keys(requests), HEAD_DIM)
+    keys *= LOW_CONTRAST
+    keys += mean
     return stream.unit_rms(_queries(requests), heads, HEAD_DIM), keys, ""
 
 

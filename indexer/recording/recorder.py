@@ -14,9 +14,10 @@ from types import TracebackType
 import torch
 
 from indexer.case import Case, EngineOrder, write_case
+from indexer.recording.arguments import Integers
 from indexer.recording.snapshot import snapshot
 from kernel.errors import InvalidArgumentError
-from kernel.scalars import as_int
+from kernel.scalars import as_int, check_bool
 
 MAX_BYTES = 1 << 30
 """Largest file unless told otherwise."""
@@ -29,9 +30,9 @@ def capture(
     path: str | os.PathLike[str],
     index_q: torch.Tensor,
     pages: torch.Tensor,
-    block_table: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    seq_lens: torch.Tensor,
+    block_table: Integers,
+    cu_seqlens_q: Integers,
+    seq_lens: Integers,
     *,
     topk: int = 16,
     init_blocks: int = 0,
@@ -47,24 +48,27 @@ def capture(
 ) -> None:
     """Write one call of an engine as a case file, whole or not at all.
 
+    Each tensor may lie on a device of its own and have any strides. Requests after the last one with keys,
+    and their rows, are a captured graph's padding and are left out.
+
     Args:
-        path: the file.
-        index_q: ``[>= total_q, H, 128]`` bf16, fp16, fp32 or float8_e4m3fn, on any device, as are all others;
-            rows past ``cu_seqlens_q[-1]`` are left out, and so they are of ``scores``, ``block_ids`` and
-            ``new_keys``.
+        path: the file; its folder is made.
+        index_q: ``[>= total_q, H, 128]`` bf16, fp16, fp32 or float8_e4m3fn; rows past ``cu_seqlens_q[-1]``
+            are left out, and so they are of ``scores``, ``block_ids`` and ``new_keys``.
         pages: the engine's cache: NVFP4 ``[num_pages, 9216]`` or ``[num_pages, 128, 72]`` uint8, any page
             stride; or keys ``[num_pages, 128, 128]`` bf16, fp16, fp32 or float8_e4m3fn. Only pages in use are
             copied.
-        block_table: ``[>= batch, max_blocks]`` integers.
-        cu_seqlens_q: ``[batch + 1]`` integers.
-        seq_lens: ``[>= batch]`` integers, this step's tokens included.
+        block_table: ``[>= batch, max_blocks]`` int32 or int64, or whole numbers on the host (a list, a tuple,
+            a numpy array), as are the next two.
+        cu_seqlens_q: ``[batch + 1]``, exclusive prefix sums of the query lengths.
+        seq_lens: ``[>= batch]``, this step's tokens included.
         topk: blocks a row selects.
         init_blocks: blocks forced at a row's start.
         local_blocks: blocks forced at a row's end.
-        scores: ``[H, >= total_q, S]``, the engine's.
-        block_ids: ``[H, >= total_q, topk]`` integers, the engine's.
+        scores: ``[H, >= total_q, S]`` fp32, bf16 or fp16, the engine's.
+        block_ids: ``[H, >= total_q, topk]`` int32 or int64, the engine's.
         order: the order of a row's ``block_ids``: ``score``, ``block``, or ``any`` if only the set counts.
-        new_keys: ``[>= total_q, 128]`` keys that this step wrote, before quantisation.
+        new_keys: ``[>= total_q, 128]`` bf16, fp16 or fp32 keys that this step wrote, before quantisation.
         layer: the model's layer.
         source: where the call comes from, for people.
         max_bytes: largest file.
@@ -72,9 +76,11 @@ def capture(
             many in a cache of more than 2 GiB.
 
     Raises:
-        InvalidArgumentError: the call is not one that a case can hold, or larger than ``max_bytes``.
+        InvalidArgumentError: the call is not one that a case can hold, or larger than ``max_bytes``, or its
+            stream records a CUDA or HIP graph; nothing was written.
         OSError: the file cannot be written; an older file of that name is left as it was.
     """
+    target = _path("path", path)
     case = snapshot(
         index_q,
         pages,
@@ -93,7 +99,8 @@ def capture(
         max_bytes=max_bytes,
         wrapped_pages=wrapped_pages,
     )
-    write_case(case, path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_case(case, target)
 
 
 class Recorder:
@@ -101,7 +108,8 @@ class Recorder:
 
     A call that is not captured costs a lock and a comparison. One that is costs the copy; its file is written
     by a thread of the recorder. Nothing but ``KeyboardInterrupt`` and its like leaves :meth:`capture`, unless
-    ``strict``.
+    ``strict``: an error is logged as a warning once for each argument and kind, and how many more there were
+    at :meth:`close`.
 
     Args:
         folder: where the files go; made when the first one is written.
@@ -109,10 +117,10 @@ class Recorder:
         max_count: captures in all.
         max_bytes: largest file; a larger call is an error and is not captured.
         strict: errors leave :meth:`capture` and :meth:`flush`.
-        on_error: told of each error, from whichever thread met it; they are logged when None.
+        on_error: told of each error, from whichever thread met it, in place of the log.
 
     Raises:
-        InvalidArgumentError: a number that is not 1 or more.
+        InvalidArgumentError: a number that is not 1 or more, or another argument of a wrong type.
     """
 
     def __init__(
@@ -128,7 +136,10 @@ class Recorder:
         for name, value in (("every", every), ("max_count", max_count), ("max_bytes", max_bytes)):
             if (as_int(value) or 0) < 1:
                 raise InvalidArgumentError(name, repr(value), "must be a whole number, 1 or more", "raise it")
-        self.folder = Path(folder)
+        check_bool("strict", strict)
+        if on_error is not None and not callable(on_error):
+            raise InvalidArgumentError("on_error", repr(on_error), "must be callable", "pass a function")
+        self.folder = _path("folder", folder)
         self._every, self._max_count, self._max_bytes = every, max_count, max_bytes
         self._strict, self._on_error = strict, on_error
         self._lock = threading.Lock()
@@ -137,6 +148,8 @@ class Recorder:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="nvfp4-indexer-recorder")
         self._writes: list[object] = []
         self._failed: Exception | None = None
+        self._logged: set[tuple[str, str]] = set()
+        self._not_logged = 0
         # A process id alone would repeat: in a container it is the same at every start.
         self._prefix = f"capture-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
@@ -144,9 +157,9 @@ class Recorder:
         self,
         index_q: torch.Tensor,
         pages: torch.Tensor,
-        block_table: torch.Tensor,
-        cu_seqlens_q: torch.Tensor,
-        seq_lens: torch.Tensor,
+        block_table: Integers,
+        cu_seqlens_q: Integers,
+        seq_lens: Integers,
         *,
         topk: int = 16,
         init_blocks: int = 0,
@@ -190,9 +203,9 @@ class Recorder:
                 wrapped_pages=wrapped_pages,
             )
             self._submit(case, number)
-        except Exception as error:
+        except BaseException as error:
             self._give_back()
-            if self._strict:
+            if self._strict or not isinstance(error, Exception):
                 raise
             self._tell(error)
             return False
@@ -215,8 +228,14 @@ class Recorder:
         """Flush, and capture nothing more."""
         with self._lock:
             self._max_count = 0
-        self.flush()
-        self._writer.shutdown()
+        try:
+            self.flush()
+        finally:
+            self._writer.shutdown()
+            with self._lock:
+                count, self._not_logged = self._not_logged, 0
+            if count:
+                _LOG.warning("%d more calls were not captured, for reasons that were logged before", count)
 
     def __enter__(self) -> Recorder:
         return self
@@ -260,9 +279,26 @@ class Recorder:
 
     def _tell(self, error: Exception) -> None:
         try:
-            if self._on_error is None:
-                _LOG.warning("a call was not captured: %s", error)
-            else:
+            if self._on_error is not None:
                 self._on_error(error)
+            elif self._first_of_its_kind(error):
+                _LOG.warning("a call was not captured: %s (logged once)", error)
         except Exception:
             _LOG.exception("the error handler of a recorder failed")
+
+    def _first_of_its_kind(self, error: Exception) -> bool:
+        """A wrong argument is wrong at every call: an engine's log must not fill with it."""
+        subject = getattr(error, "argument", None) or getattr(error, "errno", None)
+        kind = (type(error).__name__, str(subject).partition("[")[0])
+        with self._lock:
+            if kind in self._logged:
+                self._not_logged += 1
+                return False
+            self._logged.add(kind)
+            return True
+
+
+def _path(argument: str, path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidArgumentError(argument, repr(path), "must be a str or a Path", "name it as text")
+    return Path(path)

@@ -31,6 +31,24 @@ def test_people_are_told_what_was_written(tmp_path: Path) -> None:
     assert call("verify", tmp_path / "c.safetensors").exit_code == 0
 
 
+def test_sizes_and_counts_read_as_they_are(tmp_path: Path) -> None:
+    words = ("--out", tmp_path / "c.safetensors", "--context", "1", "--queries", "1", "--tp", "4")
+    text = " ".join(call("case", "make", "m3", *words).stdout.split())
+    assert "1 request, 1 query, 1 head, 1 key, " in text
+    assert " 0.0 " not in text
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indexer.made_cases.make_case", lambda *_: pytest.fail("made"))
+    for place in (tmp_path, tmp_path / "file" / "c.safetensors"):
+        (tmp_path / "file").write_text("no folder")
+        result = call("case", "make", "m3", "--out", place)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("error: --out = ")
+
+
 @pytest.mark.parametrize(
     "words", [("m3", "--tp", "3"), ("m3", "--queries", "0"), ("sparse",), ("m3", "--seed", "-1")]
 )

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from indexer import key_fidelity, row_fidelity
 from indexer.case import Case, EngineRecord, read_case
 from indexer.fidelity import block_scores, with_sentinels
 from indexer.key_fidelity import case_fidelity
@@ -114,3 +115,60 @@ def test_a_sum_over_a_block_can_take_the_largests_place() -> None:
 def test_pages_alone_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="index_k"):
         case_fidelity(paged_case(), "pages", "cpu")
+
+
+@pytest.mark.parametrize("max_cells", [1, 3000])
+def test_a_large_call_is_compared_in_parts(max_cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One token at a time, or some of a request: the figures are those of the whole call."""
+    case = make_case("ragged", Shape(context=128 * 30, queries=12, heads=2, topk=6), 3)
+    ids = np.random.default_rng(0).integers(-1, 30, (2, case.total_q, 6), dtype=np.int32)
+    case = dataclasses.replace(case, engine=EngineRecord(block_ids=ids, layer=3))
+    whole = case_fidelity(case, "whole", "cpu")
+    calls = []
+    measure = row_fidelity.measure_rows
+
+    def counted(part: Case, backend: str) -> row_fidelity.RowFidelity:
+        calls.append(part.rows * part.num_score_blocks)
+        return measure(part, backend)
+
+    monkeypatch.setattr(key_fidelity, "MAX_CELLS", max_cells)
+    monkeypatch.setattr(key_fidelity, "measure_rows", counted)
+    found = case_fidelity(case, "parts", "cpu")
+    assert len(calls) > 6
+    assert max(calls) <= max(max_cells, 2 * 30)
+    assert (found.layer, found.rows, found.counted_rows) == (3, whole.rows, whole.counted_rows)
+    assert found.gap_quantiles == pytest.approx(whole.gap_quantiles, rel=1e-4)
+    assert found.kept_mass == pytest.approx(whole.kept_mass, rel=1e-6)
+    for ours, theirs in zip(found.formats, whole.formats):
+        np.testing.assert_array_equal(ours.per_row, theirs.per_row)
+        assert ours.heads == theirs.heads
+        assert (ours.mean, ours.worst) == (theirs.mean, theirs.worst)
+        assert ours.lost_mass == pytest.approx(theirs.lost_mass, abs=1e-6)
+        if theirs.score_error is not None:
+            assert ours.score_error == pytest.approx(theirs.score_error, rel=1e-4)
+    places = [(row.request, row.head, row.token, row.position, row.missed) for row in found.worst_rows]
+    assert places == [
+        (row.request, row.head, row.token, row.position, row.missed) for row in whole.worst_rows
+    ]
+    assert len({row.request for row in found.worst_rows}) > 1
+
+
+def test_ids_of_no_block_and_ids_twice_are_no_blocks_of_an_engine() -> None:
+    case = read_case(CODE)
+    ids = load_file(CODE.parent / "exact" / CODE.name)["block_ids_exact"].copy()
+    ids[:, :, 8:] = np.array([1 << 30, -(1 << 31), 64, -1, *ids[0, 0, :4]], dtype=np.int32)
+    engine = case_fidelity(dataclasses.replace(case, engine=EngineRecord(block_ids=ids)), "x", "cpu").formats[
+        2
+    ]
+    assert engine.mean < 0.8
+    twice = ids.copy()
+    twice[:, :, 8:] = ids[:, :, :8]
+    once = ids.copy()
+    once[:, :, 8:] = -1
+    lost = [
+        case_fidelity(dataclasses.replace(case, engine=EngineRecord(block_ids=some)), "x", "cpu")
+        .formats[2]
+        .lost_mass
+        for some in (twice, once)
+    ]
+    assert lost[0] == lost[1] > 0

@@ -26,7 +26,30 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(kind: str) 
     assert encode_case(make_case(kind, SMALL, 8)) != first
 
 
-def test_bytes_do_not_depend_on_the_process_or_the_cores() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_do_not_depend_on_the_parts_that_numbers_are_made_in(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encode_case(make_case(kind, SMALL, 7))
+    monkeypatch.setattr("indexer.made_cases.stream.PART", 1280)
+    assert encode_case(make_case(kind, SMALL, 7)) == whole
+
+
+def test_a_large_case_takes_little_more_memory_than_its_numbers() -> None:
+    program = (
+        "import resource; from indexer.made_cases import *;"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "case = make_case('m3', Shape(1 << 18, 1, 1), 0);"
+        "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
+        "print((after - before) * 1024 / case.index_k.size)"
+    )
+    taken = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert float(taken) < 10, "bytes a value: 4 in fp32 and 2 in bf16, and what is made at a time"
+
+
+def test_bytes_do_not_depend_on_the_process_on_the_process_or_the_cores() -> None:
     program = (
         "import hashlib; from indexer.case import encode_case; from indexer.made_cases import *;"
         "print(hashlib.sha256(encode_case(make_case('m3', Shape(900, 3, 4), 5))).hexdigest());"

@@ -37,6 +37,74 @@ def engine_call(call: Call, **changes: Any) -> dict[str, Any]:
     return {**arguments, **changes}
 
 
+Q = torch.zeros(7, 1, 128)
+WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
+    ({"index_q": None}, "index_q"),
+    ({"index_q": [[[0.0] * 128]] * 7}, "index_q"),
+    ({"index_q": Q[:, 0]}, "index_q.shape"),
+    ({"index_q": Q[..., :64]}, "index_q.shape"),
+    ({"index_q": Q.expand(7, 3, 128)}, "index_q.shape[1]"),
+    ({"index_q": Q.to("meta")}, "index_q.device"),
+    ({"index_q": Q.to_sparse()}, "index_q.layout"),
+    ({"index_q": Q.double()}, "index_q.dtype"),
+    ({"pages": [[0] * 9216]}, "pages"),
+    ({"pages": torch.zeros(9216, dtype=torch.uint8)}, "pages.shape"),
+    ({"pages": torch.zeros(40, 9216, dtype=torch.uint8).T}, "pages.shape"),
+    ({"pages": torch.zeros(40, 9216, 2, dtype=torch.uint8)[..., 0]}, "pages.stride()"),
+    ({"pages": torch.zeros(40, 128, 128, device="meta")}, "pages.device"),
+    ({"pages": torch.tensor(1.0)}, "pages.shape"),
+    ({"block_table": torch.zeros(2, 3)}, "block_table.dtype"),
+    ({"block_table": torch.zeros(2, 3, dtype=torch.bool)}, "block_table.dtype"),
+    ({"block_table": torch.zeros(6, dtype=torch.int32)}, "block_table.shape"),
+    ({"block_table": torch.zeros(1, 3, dtype=torch.int32)}, "block_table.shape[0]"),
+    ({"block_table": [[0, 1, 2], [3]]}, "block_table"),
+    ({"block_table": [[0.0, 1.0, 2.0]] * 2}, "block_table"),
+    ({"block_table": None}, "block_table"),
+    ({"block_table": torch.full((2, 3), 1 << 32)}, "block_table[0, 0]"),
+    ({"cu_seqlens_q": torch.tensor([[0, 5]])}, "cu_seqlens_q.shape"),
+    ({"cu_seqlens_q": torch.tensor(0)}, "cu_seqlens_q.shape"),
+    ({"cu_seqlens_q": torch.tensor([0.0, 5.0, 7.0])}, "cu_seqlens_q.dtype"),
+    ({"cu_seqlens_q": torch.tensor([], dtype=torch.int32)}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": []}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": [0, "5", 7]}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": [0, None, 7]}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": [0, 1 << 70]}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": [0, 1 << 40]}, "cu_seqlens_q"),
+    ({"cu_seqlens_q": {0: 5}}, "cu_seqlens_q"),
+    ({"seq_lens": torch.tensor(300)}, "seq_lens.shape"),
+    ({"seq_lens": torch.tensor([300])}, "seq_lens.shape[0]"),
+    ({"seq_lens": [True, False]}, "seq_lens"),
+    ({"seq_lens": torch.tensor([4, 129])}, "seq_lens[0]"),
+    ({"seq_lens": torch.tensor([-1, 129])}, "seq_lens[0]"),
+    ({"seq_lens": torch.tensor([(1 << 32) + 300, 129])}, "seq_lens[0]"),
+    ({"seq_lens": torch.tensor([0, 129])}, "seq_lens[0]"),
+    ({"seq_lens": torch.tensor([0, 0])}, "seq_lens"),
+    ({"scores": torch.zeros(2, 7, 3)}, "scores.shape"),
+    ({"scores": torch.zeros(1, 6, 3)}, "scores.shape[1]"),
+    ({"scores": torch.zeros(1, 7, 3, dtype=torch.int32)}, "scores.dtype"),
+    ({"scores": [[[0.0]]]}, "scores"),
+    ({"block_ids": torch.zeros(1, 7, TOPK)}, "block_ids.dtype"),
+    ({"block_ids": torch.zeros(1, 6, TOPK, dtype=torch.int32)}, "block_ids.shape[1]"),
+    ({"block_ids": torch.full((1, 7, TOPK), 1 << 32)}, "block_ids[0, 0, 0]"),
+    ({"new_keys": torch.zeros(6, 128)}, "new_keys.shape[0]"),
+    ({"new_keys": torch.zeros(7, 64)}, "new_keys.shape"),
+    ({"new_keys": torch.zeros(7, 128, dtype=torch.uint8)}, "new_keys.dtype"),
+    ({"topk": "16"}, "topk"),
+    ({"topk": torch.tensor(5)}, "topk"),
+    ({"init_blocks": -1}, "init_blocks"),
+    ({"init_blocks": 1.0}, "init_blocks"),
+    ({"local_blocks": None}, "local_blocks"),
+    ({"local_blocks": 10**9}, "local_blocks"),
+    ({"order": None}, "order"),
+    ({"layer": "7"}, "layer"),
+    ({"layer": -1}, "layer"),
+    ({"source": None}, "source"),
+    ({"source": b"x"}, "source"),
+    ({"wrapped_pages": 1}, "wrapped_pages"),
+]
+"""What an engine, or a hand, may pass in place of an argument, and the argument that the error names."""
+
+
 def captured(path: Path, call: Call, **changes: Any) -> Case:
     capture(path, **engine_call(call, **changes))
     return read_case(path)
@@ -147,15 +215,16 @@ def test_pages_that_offsets_of_32_bits_would_read_are_kept_on_request(tmp_path: 
         ({"cu_seqlens_q": torch.tensor([0, 5, 99])}, "cu_seqlens_q"),
         ({"block_table": torch.full((2, 3), 10**6)}, "block_table[0, 0]"),
         ({"block_table": torch.full((2, 3), -1)}, "block_table[0, 0]"),
-        ({"block_table": torch.zeros(2, 1)}, "block_table.shape[1]"),
+        ({"block_table": torch.zeros(2, 1, dtype=torch.int32)}, "block_table.shape[1]"),
         ({"pages": torch.zeros(40, 9216, dtype=torch.int8)}, "pages.dtype"),
         ({"pages": torch.zeros(40, 127, 128)}, "pages.shape"),
         ({"pages": None}, "pages"),
         ({"index_q": torch.zeros(7, 1, 128, dtype=torch.int8)}, "index_q.dtype"),
-        ({"block_ids": torch.zeros(1, 7, 3)}, "engine_block_ids.shape"),
-        ({"scores": torch.zeros(1, 7, 1)}, "engine_scores.shape[2]"),
-        ({"order": "best"}, "engine_order"),
+        ({"block_ids": torch.zeros(1, 7, 3, dtype=torch.int64)}, "block_ids.shape"),
+        ({"scores": torch.zeros(1, 7, 1)}, "scores.shape[2]"),
+        ({"order": "best"}, "order"),
         ({"topk": 65}, "topk"),
+        *WRONG_TYPES,
     ],
 )
 def test_what_a_case_cannot_hold_is_refused_by_name(
@@ -172,6 +241,134 @@ def test_what_a_case_cannot_hold_is_refused_by_name(
         if changes:
             assert recorder.capture(**engine_call(call, **changes)) is False
     assert len(told) == (1 if changes else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "argument"), [({"max_bytes": 0}, "max_bytes"), ({"max_bytes": 1e9}, "max_bytes")]
+)
+def test_a_limit_is_a_number_of_bytes(tmp_path: Path, changes: dict[str, Any], argument: str) -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        capture(tmp_path / "c", **engine_call(random_call([(300, 5)], heads=1), **changes))
+    assert error.value.argument == argument
+
+
+@pytest.mark.parametrize("path", [None, 3, b"c", ["c"]])
+def test_a_path_is_text(path: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="path"):
+        capture(path, **engine_call(random_call([(300, 5)], heads=1)))
+    with pytest.raises(InvalidArgumentError, match="folder"):
+        Recorder(path)
+
+
+def test_a_folder_is_made_for_a_file_and_not_for_a_refusal(tmp_path: Path) -> None:
+    call = random_call([(300, 5)], heads=1)
+    with pytest.raises(InvalidArgumentError):
+        capture(tmp_path / "new" / "c.safetensors", **engine_call(call, topk=0))
+    assert list(tmp_path.iterdir()) == []
+    capture(tmp_path / "new" / "c.safetensors", **engine_call(call))
+    assert read_case(tmp_path / "new" / "c.safetensors").total_q == 5
+
+
+def test_lengths_and_tables_that_an_engine_keeps_on_the_host(tmp_path: Path) -> None:
+    """Lists of Python's and arrays of numpy's give the file that tensors give."""
+    call = random_call([(300, 5), (129, 2)], heads=1)
+    capture(tmp_path / "tensors", **engine_call(call))
+    names = ("block_table", "cu_seqlens_q", "seq_lens")
+    changes: list[dict[str, Any]] = [
+        {name: getattr(call, name).tolist() for name in names},
+        {
+            name: tuple(map(tuple, t.tolist())) if (t := getattr(call, name)).dim() > 1 else tuple(t.tolist())
+            for name in names
+        },
+        {name: getattr(call, name).numpy().astype(np.uint16) for name in names},
+        {name: getattr(call, name).long() for name in names},
+    ]
+    for change in changes:
+        capture(tmp_path / "other", **engine_call(call, **change))
+        assert (tmp_path / "other").read_bytes() == (tmp_path / "tensors").read_bytes()
+
+
+def test_any_strides_and_gradients_are_read_right(tmp_path: Path) -> None:
+    """Head-major queries, a table that is a slice, keys whose pages are a transposed view."""
+    call = random_call([(300, 5), (129, 2)], heads=2)
+    queries = torch.randn(7, 2, 128, requires_grad=True)
+    keys = torch.randn(128, len(call.pages), 128).transpose(0, 1)
+    wide = torch.nn.functional.pad(call.block_table, (0, 5), value=-7)
+    plain = captured(tmp_path / "a", call, index_q=queries, pages=keys.contiguous())
+    case = captured(
+        tmp_path / "b",
+        call,
+        index_q=queries.detach().transpose(0, 1).contiguous().transpose(0, 1),
+        pages=keys.requires_grad_(),
+        block_table=wide[:, : call.block_table.shape[1]],
+    )
+    assert case.index_k is not None
+    assert plain.index_k is not None
+    np.testing.assert_array_equal(case.index_q, plain.index_q)
+    np.testing.assert_array_equal(case.index_k, plain.index_k)
+
+
+def test_pages_are_gathered_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a GPU without room for all of them can still serve."""
+    call = random_call()
+    capture(tmp_path / "a", **engine_call(call))
+    taken = []
+    select = torch.Tensor.index_select
+
+    def counted(pages: torch.Tensor, axis: int, ids: torch.Tensor) -> torch.Tensor:
+        taken.append(len(ids) * pages.shape[1])
+        return select(pages, axis, ids)
+
+    monkeypatch.setattr(torch.Tensor, "index_select", counted)
+    monkeypatch.setattr("indexer.recording.host.GATHER_BYTES", 3 * 9216)
+    capture(tmp_path / "b", **engine_call(call))
+    assert max(taken) == 3 * 9216
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_padded_requests_of_a_graph_are_left_out(tmp_path: Path) -> None:
+    """A decode batch padded to six rows: the last ones have a query and no keys, and a table of anything."""
+    call = random_call([(300, 1), (129, 1)], heads=1)
+    plain = captured(tmp_path / "a", call)
+    padded = captured(
+        tmp_path / "b",
+        call,
+        index_q=torch.cat([call.q.float(), torch.full((4, 1, 128), torch.nan)]).to(torch.float8_e4m3fn),
+        cu_seqlens_q=torch.arange(7),
+        seq_lens=torch.nn.functional.pad(call.seq_lens, (0, 4)),
+        block_table=torch.nn.functional.pad(call.block_table, (0, 0, 0, 4), value=10**6),
+        block_ids=torch.zeros(1, 6, TOPK, dtype=torch.int32),
+    )
+    assert (padded.batch, padded.total_q) == (2, 2)
+    np.testing.assert_array_equal(padded.index_q.view(np.uint8), plain.index_q.view(np.uint8))
+    assert padded.engine is not None
+    assert padded.engine.block_ids is not None
+    assert padded.engine.block_ids.shape == (1, 2, TOPK)
+
+
+class OnGpu(torch.Tensor):
+    """A tensor of the host that says it lies on a GPU."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+
+@pytest.mark.parametrize("name", ["index_q", "pages", "block_table", "seq_lens", "block_ids"])
+def test_a_stream_that_records_a_graph_is_never_copied_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    call = random_call([(300, 5)], heads=1)
+    arguments = engine_call(call, block_ids=torch.zeros(1, 5, TOPK, dtype=torch.int32))
+    arguments[name] = arguments[name].as_subclass(OnGpu)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("copied to the host"))
+    with pytest.raises(InvalidArgumentError, match=r"stream = is recording a graph: .*eagerly"):
+        capture(tmp_path / "c.safetensors", **arguments)
+    with Recorder(tmp_path / "folder") as recorder:
+        assert [recorder.capture(**arguments) for _ in range(3)] == [False] * 3
+    assert caplog.text.count("is recording a graph") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -239,6 +436,47 @@ def test_errors_never_reach_an_engine(
     with pytest.raises(InvalidArgumentError, match="pages"):
         recorder.capture(**engine_call(call, pages="junk"))
     recorder.close()
+
+
+def test_what_is_refused_at_every_call_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = random_call([(300, 5)], heads=1)
+    with Recorder(tmp_path) as recorder:
+        for column in (0, 1, 2):
+            table = call.block_table.clone()
+            table[0, column] = 10**6
+            assert recorder.capture(**engine_call(call, block_table=table)) is False
+        assert recorder.capture(**engine_call(call, seq_lens=[1])) is False
+        assert recorder.capture(**engine_call(call)) is True, "the next right call is taken"
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 3, messages
+    assert messages[0].startswith("a call was not captured: block_table[0, 0] = 1000000: must lie in [0, ")
+    assert messages[1].startswith("a call was not captured: seq_lens[0] = 1: ")
+    assert messages[2].startswith("2 more calls were not captured")
+
+
+def test_a_call_that_is_interrupted_gives_its_place_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = random_call([(300, 5)], heads=1)
+
+    def interrupted(*_: object, **__: object) -> Case:
+        raise KeyboardInterrupt
+
+    with Recorder(tmp_path, max_count=3) as recorder:
+        with monkeypatch.context() as patch:
+            patch.setattr("indexer.recording.recorder.snapshot", interrupted)
+            for _ in range(3):
+                with pytest.raises(KeyboardInterrupt):
+                    recorder.capture(**engine_call(call))
+        assert recorder.capture(**engine_call(call)) is True
+
+
+@pytest.mark.parametrize(("name", "value"), [("strict", 1), ("on_error", "log")])
+def test_switches_of_a_recorder_are_checked(tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=name):
+        Recorder(tmp_path, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["every", "max_count", "max_bytes"])

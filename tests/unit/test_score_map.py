@@ -56,6 +56,21 @@ def test_long_context_is_shown_by_its_last_blocks() -> None:
     assert np.flatnonzero(cells.selected).tolist() == [MAX_BLOCKS - 1]
 
 
+def test_a_single_block_has_a_whole_number() -> None:
+    case = Case(
+        index_q=np.ones((1, 1, 128), dtype=np.float32),
+        index_k=np.ones((1, 128), dtype=np.float32),
+        cu_seqlens_q=np.array([0, 1], dtype=np.int32),
+        seq_lens=np.array([1], dtype=np.int32),
+    )
+    scores, ids = np.full((1, 1, 1), LOCAL_SCORE, np.float32), np.array([[[0]]], dtype=np.int32)
+    figure = Figure()
+    axes = figure.subplots()
+    _draw_map(figure, axes, score_map(case, scores, ids))
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [0]
+
+
 def test_outline_runs_between_selected_and_other_cells() -> None:
     lone = np.zeros((3, 4), dtype=bool)
     lone[1, 2] = True
