@@ -14,15 +14,14 @@ import statistics
 
 import torch
 
+from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
 from kernel.backends.flydsl.rocm import RocmDevice
-from kernel.backends.flydsl.score_decode import Layout
 from kernel.backends.flydsl.score_decode_launch import DecodeLauncher, DeviceRequests
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.nvfp4 import build_lut
 from kernel.plan import MAXIMA_BLOCKS
 
-LAYOUTS: tuple[Layout, ...] = ("registers", "staged")
 CALLS = ((32, 1, 131_072), (32, 4, 131_072), (1, 1, 524_288), (1, 1, 131_072), (128, 1, 8_192))
 """Requests, queries of each, keys of each."""
 HEADS = 4
