@@ -24,7 +24,7 @@ _SHOWN_CHARS = 2000
 def counters(setting: Setting) -> Iterator[Item]:
     """Traces and counters of a prefill and of a decode step, insert and top-k among them."""
     if shutil.which("rocprofv3") is None:
-        remedy = "rocprofv3 is not on the path: put ROCm's bin folder there, and run --part counters to a new --out"
+        remedy = "rocprofv3 is not on the path: put ROCm's bin folder there, run --part counters again"
         yield {"name": "rocprofv3", "ok": None, "skipped": remedy}
         return
     if setting.simulated:

@@ -145,8 +145,8 @@ class Build:
             elif instruction.keyword == "COPY":
                 if not value.startswith("--from="):
                     self._copy(stage, value)
-                elif only is None or any(only in step for step in self.steps):
-                    _copy_from(stages, stage, instruction.value)
+                else:
+                    _copy_from(stages, stage, instruction.value, whole=only is None)
             elif instruction.keyword == "RUN":
                 system = any(command in value for command in SYSTEM_STEPS)
                 if not system and (only is None or only in value):
@@ -200,14 +200,16 @@ class Build:
                 shutil.copy(file, place)
 
 
-def _copy_from(stages: Mapping[str, _Stage], stage: _Stage, value: str) -> None:
-    """``--from=NAME FILE... FOLDER/``: files of another stage."""
+def _copy_from(stages: Mapping[str, _Stage], stage: _Stage, value: str, *, whole: bool) -> None:
+    """``--from=NAME FILE... FOLDER/``: files of another stage; of a step that was left out there are none."""
     option, *sources, target = shlex.split(value)
     other = stages[option.removeprefix("--from=")]
     folder = stage.folder / target.replace(IMAGE_FOLDER, str(stage.folder))
     folder.mkdir(parents=True, exist_ok=True)
     for source in sources:
-        shutil.copy(source.replace(IMAGE_FOLDER, str(other.folder)), folder)
+        path = Path(source.replace(IMAGE_FOLDER, str(other.folder)))
+        if whole or path.exists():
+            shutil.copy(path, folder)
 
 
 def base_environment(python: Path) -> dict[str, str]:
