@@ -14,7 +14,7 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from kernel.backends import flydsl_sim, registry
-from kernel.backends.flydsl import kernel_library, library_manifest
+from kernel.backends.flydsl import kernel_library, kernel_names, library_manifest
 from kernel.backends.flydsl.backend import FlydslBackend
 from kernel.backends.flydsl.kernel_library import VARIABLE
 from kernel.backends.flydsl.key_type import KeyType
@@ -314,7 +314,8 @@ def test_the_command_exports_every_kernel(tmp_path: Path, monkeypatch: pytest.Mo
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)
     assert result["library"] == str(tmp_path / "new" / kernel_library.FILE_NAME)
-    assert len(result["kernels"]) == 2 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
+    assert len(result["kernels"]) == 3 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
+    assert tuple(result["kernels"]) == kernel_names.every()
     assert set(kernel_library.check(Path(result["library"])).kernels) == set(result["kernels"])
     assert [path.name for path in (tmp_path / "new").iterdir()] == [kernel_library.FILE_NAME]
     monkeypatch.setenv(VARIABLE, result["library"])
