@@ -7,9 +7,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRITON := $(VENV)/triton
+KERNELS := out/kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint nightly test-gpu bench-cpu bench-gpu bench-http clean
+.PHONY: help setup demo test lint nightly test-library test-gpu bench-cpu bench-gpu bench-http clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*##/  -/'
@@ -39,8 +40,14 @@ $(TRITON)/.ready: requirements-triton.lock $(READY)
 test: lint $(TRITON)/.ready ## lint and the whole test suite but the nightly sweeps
 	$(BIN)/python -m pytest -n auto -m "not nightly"
 
-nightly: $(READY) $(TRITON)/.ready ## the slow sweeps
+nightly: $(READY) $(TRITON)/.ready ## the slow sweeps, and the contract through the kernel library
 	$(BIN)/python -m pytest -n auto -m nightly
+	$(MAKE) test-library
+
+test-library: $(READY) ## the contract through the gfx950 kernel library, in processes that cannot import FlyDSL
+	$(BIN)/nvfp4-indexer kernel export --out $(KERNELS)
+	NVFP4_INDEXER_KERNEL_LIBRARY=$(KERNELS)/nvfp4-indexer-kernels.so $(BIN)/python -m pytest -n auto \
+		-p tests.support.without_flydsl -m "not nightly" -k flydsl-sim tests/contract
 
 test-gpu: $(READY) ## every test of the backends on this machine's GPU, the slow ones too
 	NVFP4_INDEXER_TEST_BACKENDS=triton $(BIN)/python -m pytest -n 8 -m "" tests/contract tests/gpu

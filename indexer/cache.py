@@ -213,8 +213,13 @@ class PagedKeyCache:
         return slots[start - offset : end - offset].to(self.pages.device)
 
     def _zero(self, pages: Sequence[int]) -> None:
-        if pages:
+        if not pages:
+            return
+        try:
             self.pages.index_fill_(0, torch.tensor(pages, dtype=torch.int64, device=self.pages.device), 0)
+        except (RuntimeError, MemoryError):  # where memory ran out there is none for the ids
+            for page in pages:
+                self.pages[page].zero_()
 
     def _zero_tokens(self, page: int, first_token: int) -> None:
         codes_of(self.pages[page])[first_token:].zero_()

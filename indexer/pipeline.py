@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from indexer.out_of_memory import named_for_queries
 from indexer.result import ScoreResult
 from indexer.score_buffer import allocate_scores
 from indexer.stages import StageTimes
 from kernel.backends.base import Backend, Order
 from kernel.batch import ScoreBatch
-from kernel.errors import InvalidArgumentError
 
 MAX_DECODE_QUERIES = 16
 """Queries of a request up to which reading its pages costs more than scoring them."""
@@ -42,10 +42,10 @@ def score_and_select(
     device = batch.pages.device
     if return_scores and scores is None:
         scores = allocate_scores((batch.num_heads, batch.total_q, batch.num_score_blocks), device)
-    num_blocks = batch.num_blocks_per_query().to(device)
     shape = (batch.num_heads, batch.total_q, topk)
-    block_ids = torch.full(shape, -1, dtype=torch.int32, device=device)
-    try:
+    with named_for_queries(batch.q):
+        num_blocks = batch.num_blocks_per_query().to(device)
+        block_ids = torch.full(shape, -1, dtype=torch.int32, device=device)
         if scores is None:
             with times.stage("select"):
                 backend.select(batch, block_ids, order)
@@ -54,13 +54,6 @@ def score_and_select(
                 score_requests(backend, batch, scores)
             with times.stage("topk"):
                 backend.topk(scores, num_blocks, block_ids, order)
-    except MemoryError as error:
-        raise InvalidArgumentError(
-            "q.shape[0]",
-            batch.total_q,
-            f"backend {backend.name} needs more memory for them than there is",
-            "score fewer queries at a time",
-        ) from error
     return ScoreResult(
         block_ids=block_ids,
         scores=scores,

@@ -53,7 +53,7 @@ def profile_case(
         InvalidArgumentError: as :meth:`indexer.case_scorer.CaseScorer.score`.
     """
     device = scorer.device
-    flush = _flush_buffer(device) if cache == "cold" else None
+    flush = flush_buffer(device) if cache == "cold" else None
     _run(scorer, case, scores, flush)
     runs = []
     for _ in range(repeats):
@@ -130,7 +130,8 @@ def _stage(name: str, seconds: list[float]) -> StageMs:
     )
 
 
-def _flush_buffer(device: torch.device) -> torch.Tensor:
+def flush_buffer(device: torch.device) -> torch.Tensor:
+    """A tensor that leaves nothing else in a device's caches when all of it is written."""
     size = _FLUSH_BYTES
     if device.type == "cpu" and _CPU_CACHE.exists():
         text = _CPU_CACHE.read_text(encoding="ascii").strip()

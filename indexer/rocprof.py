@@ -46,9 +46,13 @@ class TracedKernel:
 def rocprof_command(case: str, folder: str = "rocprof") -> str:
     """The command line that traces a profile of a case and collects :data:`COUNTERS`."""
     run = ["nvfp4-indexer", "profile", case, "--backend", "flydsl", "--cache", "warm"]
-    trace = ["rocprofv3", "--kernel-trace", "--output-format", "csv", "--output-directory", folder, "--"]
-    count = ["rocprofv3", "--pmc", *COUNTERS, "--output-format", "csv", "--output-directory", folder, "--"]
-    return f"{shlex.join([*trace, *run])} && {shlex.join([*count, *run])}"
+    return " && ".join(map(shlex.join, rocprof_commands(run, folder)))
+
+
+def rocprof_commands(run: list[str], folder: str) -> tuple[list[str], list[str]]:
+    """The command that traces another one's kernels, and the one that collects :data:`COUNTERS`."""
+    output = ["--output-format", "csv", "--output-directory", folder, "--", *run]
+    return ["rocprofv3", "--kernel-trace", *output], ["rocprofv3", "--pmc", *COUNTERS, *output]
 
 
 def read_rocprof(folder: Path) -> tuple[TracedKernel, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from indexer.cache import PagedKeyCache
 from indexer.config import IndexerConfig
+from indexer.out_of_memory import named_for_queries, named_out_of_memory
 from indexer.pipeline import score_and_select
 from indexer.ragged import ragged_requests
 from indexer.result import ScoreResult
@@ -128,10 +129,12 @@ class IndexScorer:
 
         Raises:
             UnknownSequenceError: not a live sequence.
-            InvalidArgumentError: ``k`` is not such a tensor, or makes the sequence too long.
+            InvalidArgumentError: ``k`` is not such a tensor, makes the sequence too long, or needs memory
+                that is not there.
             OutOfPagesError: too few free pages; says how many are missing.
         """
-        with self._lock:
+        limit = "inserting them needs more memory than there is"
+        with self._lock, named_out_of_memory("k.shape[0]", k, limit, "append fewer keys at a time"):
             check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
             self._cache.append(seq, k)
 
@@ -185,9 +188,9 @@ class IndexScorer:
 
         Raises:
             UnknownSequenceError: one of them is not live.
-            InvalidArgumentError: an argument is outside the contract, or the scores do not fit in memory.
+            InvalidArgumentError: an argument is outside the contract, or the call does not fit in memory.
         """
-        with self._lock:
+        with self._lock, named_for_queries(q):
             times = StageTimes(self.device)
             with times.stage("check"):
                 forced = self._forced_blocks(init_blocks, local_blocks)
@@ -244,9 +247,9 @@ class IndexScorer:
             order: order of the block ids.
 
         Raises:
-            InvalidArgumentError: an argument is outside the contract, or the scores do not fit in memory.
+            InvalidArgumentError: an argument is outside the contract, or the call does not fit in memory.
         """
-        with self._lock:
+        with self._lock, named_for_queries(q):
             times = StageTimes(self.device)
             with times.stage("check"):
                 check_bool("return_scores", return_scores)

@@ -9,13 +9,14 @@ from typing import Annotated
 
 import typer
 
+from client.commands.first_run import first_run
 from client.commands.kernel_report import report
 from client.failure import one_line_errors
 from client.options import JsonOption
 
 kernel = typer.Typer(
     name="kernel",
-    help="Compile and export the gfx950 kernels, and report on them.",
+    help="Compile and export the gfx950 kernels, report on them, and try them on their first GPU.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -27,6 +28,7 @@ def _group() -> None:
 
 
 kernel.command("report")(report)
+kernel.command("first-run")(first_run)
 
 
 @kernel.command("compile")

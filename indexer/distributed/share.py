@@ -169,7 +169,7 @@ class ShareScorer:
                     local_blocks=0,
                 )
                 score_requests(self._backend, batch, scores)
-        except MemoryError as error:
+        except (MemoryError, torch.OutOfMemoryError) as error:
             raise InvalidArgumentError(
                 "q.shape[0]",
                 q.shape[0],

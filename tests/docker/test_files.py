@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kernel.backends.flydsl.kernel_library import FILE_NAME, VARIABLE
 from server.serve import _url
 from server.settings import Settings
 from tests.support.dockerfile import (
@@ -56,14 +57,19 @@ def test_hadolint_finds_nothing(path: Path) -> None:
 
 
 def test_bases_are_pinned() -> None:
+    """A stage's base is an image with a version, or a stage before it."""
     assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.gfx950"]
     for path in DOCKERFILES:
-        name, _, tag = last(instructions(path), "FROM").partition(":")
-        assert name in ("python", "rocm/pytorch")
-        assert any(part.isdigit() for part in tag.replace("_", ".").split("."))
-        assert "latest" not in tag
-    tag = last(instructions(GFX950), "FROM")
-    assert ":rocm7." in tag, "FlyDSL 0.5.0 needs HIP 7"
+        stages: set[str] = set()
+        for value in (step.value for step in instructions(path) if step.keyword == "FROM"):
+            base, _, stage = value.partition(" AS ")
+            name, _, tag = base.partition(":")
+            if base not in stages:
+                assert name in ("python", "rocm/pytorch")
+                assert any(part.isdigit() for part in tag.replace("_", ".").split("."))
+                assert "latest" not in tag
+            stages.add(stage)
+    assert ":rocm7." in instructions(GFX950)[0].value, "FlyDSL 0.5.0 needs HIP 7"
 
 
 def test_the_server_runs_as_nobody_in_particular_and_is_watched(found: list[Instruction]) -> None:
@@ -79,16 +85,19 @@ def test_the_server_runs_as_nobody_in_particular_and_is_watched(found: list[Inst
     assert keywords.index("USER") < keywords.index("ENTRYPOINT")
 
 
-def test_gfx950_users_reach_the_device_and_kernels_are_compiled_last() -> None:
+def test_gfx950_users_reach_the_device_and_kernels_are_in_a_library() -> None:
+    """Of the stage that makes it only the library gets into the image, whose variable names it."""
     found = instructions(GFX950)
-    steps = [step.value for step in found if step.keyword == "RUN"]
-    assert any("--groups video,render" in step for step in steps)
-    compile_step = steps[-1]
-    assert compile_step.startswith("nvfp4-indexer kernel compile")
-    place = [(step.keyword, step.value) for step in found].index(("RUN", compile_step))
-    assert not any(step.keyword in ("COPY", "RUN") for step in found[place + 1 :])
-    cache = variables(found)["FLYDSL_RUNTIME_CACHE_DIR"]
-    assert f"--owner=indexer --group=indexer {cache}" in steps[0]
+    assert any("--groups video,render" in step.value for step in found if step.keyword == "RUN")
+    places = [place for place, step in enumerate(found) if step.keyword == "FROM"]
+    making, image = found[places[1] : places[2]], found[places[2] :]
+    exporting = [step.value for step in making if step.keyword == "RUN"]
+    assert len(exporting) == 1
+    folder = f"{IMAGE_FOLDER}/kernels"
+    assert exporting[0].endswith(f"nvfp4-indexer kernel export --out {folder}")
+    copied = [step.value for step in image if step.keyword in ("COPY", "RUN")]
+    assert copied == [f"--from=exported {folder}/{FILE_NAME} kernels/"]
+    assert variables(image)[VARIABLE] == f"{folder}/{FILE_NAME}"
 
 
 def test_a_container_serves_only_with_a_token(
@@ -108,6 +117,7 @@ def test_every_variable_is_a_setting(found: list[Instruction]) -> None:
     names = {name for name in variables(found) if name.startswith(prefix)}
     for service in compose()["services"].values():
         names |= service["environment"].keys()
+    names -= {VARIABLE}  # the backend reads it
     assert {name.removeprefix(prefix).lower() for name in names} <= Settings.model_fields.keys()
 
 

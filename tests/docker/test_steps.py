@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import venv
 import zipfile
-import zlib
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
+from kernel.backends.flydsl import kernel_library, kernel_names
+from kernel.gfx950.hip import code_object
 from tests.support.dockerfile import Build, base_environment, exec_form, instructions, last
 from tests.support.real_cases import ROOT
+from tests.support.score_program import SCORE
 
 FOLDER = ROOT / "docker"
 INDEX = os.environ.get("NVFP4_INDEXER_TORCH_INDEX_URL")
@@ -67,10 +70,9 @@ def test_cpu_image(tmp_path: Path) -> None:
 
 def test_gfx950_image_keeps_its_torch(tmp_path: Path) -> None:
     # The base's torch is not to be had here: packages of its names and versions stand for it, then the torch
-    # of this environment, with which the result is used.
+    # of this environment, with which the result is used. ROCm's linker is not there either: another LLD is.
     image = tmp_path / "image"
     image.mkdir()
-    (image / "kernels").mkdir()
     rocm = python_with(tmp_path / "rocm", *(str(wheel) for wheel in _rocm_wheels(tmp_path)))
     build = Build(FOLDER / "Dockerfile.gfx950", ROOT, image, base_environment(rocm), {})
     before = versions(build)
@@ -78,13 +80,17 @@ def test_gfx950_image_keeps_its_torch(tmp_path: Path) -> None:
     build.run(only="pip install")
     assert versions(build) == before
 
-    python = python_with(tmp_path / "base", f"torch=={metadata.version('torch')}")
+    shutil.rmtree(image)
+    locked = (ROOT / "requirements.lock").read_text().splitlines()
+    simulator = [line for line in locked if line.startswith(("ziglang==", "rocm-llvm-python=="))]
+    python = python_with(tmp_path / "base", f"torch=={metadata.version('torch')}", *simulator)
     build = Build(FOLDER / "Dockerfile.gfx950", ROOT, image, base_environment(python), {})
     before = versions(build)
-    build.run(only="pip install")
-    assert len(build.steps) == 1
+    build.run()
+    assert len(build.steps) == 2
     assert versions(build) == before
     _image_works(build, tmp_path, FOLDER / "Dockerfile.gfx950")
+    _library_works(build, image)
 
 
 def _rocm_wheels(folder: Path) -> list[Path]:
@@ -119,26 +125,49 @@ def test_gfx950_image_without_a_torch_is_not_built(tmp_path: Path) -> None:
     assert ask(build, "import importlib.util as u; print(u.find_spec('torch'))") == "None"
 
 
-def test_gfx950_kernels_are_compiled_into_the_image(tmp_path: Path) -> None:
-    kernels = tmp_path / "image" / "kernels"
-    kernels.mkdir(parents=True)
+def test_gfx950_kernels_are_exported_into_the_image(tmp_path: Path) -> None:
+    """The stage's step alone, in this environment: it leaves the library in the image, and nothing else."""
+    image = tmp_path / "image"
+    image.mkdir()
     command = tmp_path / "bin" / "nvfp4-indexer"  # what the step before this one installs
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m client.cli "$@"\n')
     command.chmod(0o755)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{command.parent}:{os.environ['PATH']}"}
-    build = Build(FOLDER / "Dockerfile.gfx950", ROOT, kernels.parent, environment, {})
-    build.run(only="kernel compile")
+    build = Build(FOLDER / "Dockerfile.gfx950", ROOT, image, environment, {})
+    build.run(only="kernel export")
     assert len(build.steps) == 1
-    written = sorted(kernels.rglob("*"))
-    compiled = [path.read_bytes() for path in written if path.suffix == ".pkl"]
-    assert compiled
-    for artifact in compiled:
-        module = zlib.decompressobj().decompress(artifact[artifact.index(b"x\x9c") :])
-        assert b"gfx950" in module
-        assert b"ELF" in module, "machine code, not only a program to be compiled later"
-    build.run(only="kernel compile")
-    assert sorted(kernels.rglob("*")) == written, "what was compiled is found again"
+    assert list((image / "kernels").iterdir()) == [image / "kernels" / kernel_library.FILE_NAME]
+    assert not (image / "compiled").exists()
+    _holds_every_kernel(Path(build.environment[kernel_library.VARIABLE]))
+
+
+def _holds_every_kernel(library: Path) -> None:
+    """As its manifest says, and as machine code for gfx950."""
+    assert list(kernel_library.check(library).kernels) == sorted(kernel_names.every())
+    whole = library.read_bytes()
+    magic = b"\x7fELF\x02\x01\x01\x40"  # of AMD's code objects; the library's own last byte is another one
+    targets: set[str] = set()
+    kernels: set[str] = set()
+    place = whole.find(magic)
+    while place >= 0:
+        found = code_object.parse(whole[place:])
+        targets.add(found.target.rpartition("-")[2])
+        kernels |= found.kernels.keys()
+        place = whole.find(magic, place + 1)
+    assert targets == {"gfx950"}
+    assert kernels == set(kernel_names.every())
+
+
+def _library_works(build: Build, image: Path) -> None:
+    """The image's library is all that is needed to score: FlyDSL is taken out of the environment."""
+    library = Path(build.environment[kernel_library.VARIABLE])
+    assert library == image / "kernels" / kernel_library.FILE_NAME
+    _holds_every_kernel(library)
+    command = ["python3", "-m", "pip", "uninstall", "--quiet", "--yes", "flydsl"]
+    subprocess.run(command, env=build.environment, cwd="/", check=True)
+    assert ask(build, "import importlib.util as u; print(u.find_spec('flydsl'))") == "None"
+    assert ask(build, SCORE).splitlines()[-1] == "[]"
 
 
 def _image_works(build: Build, tmp_path: Path, path: Path) -> None:

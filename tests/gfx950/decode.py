@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 
+from kernel.backends.flydsl.decode_layout import Layout
 from kernel.backends.flydsl.score_decode_launch import DecodeLauncher
 from kernel.gfx950 import Schedule
 from kernel.gfx950.hip import simulated_device
@@ -14,12 +14,6 @@ from kernel.plan import MAXIMA_BLOCKS
 from tests.gfx950.prefill import POISON, device_with, group_maxima
 from tests.support.call import Call
 from tests.support.compare import assert_same_bits, oracle_scores
-
-if TYPE_CHECKING:
-    from kernel.backends.flydsl.score_decode import Layout
-
-
-LAYOUTS: tuple[Layout, ...] = ("registers", "staged")
 
 
 @functools.cache

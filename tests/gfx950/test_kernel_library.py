@@ -14,7 +14,7 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from kernel.backends import flydsl_sim, registry
-from kernel.backends.flydsl import kernel_library, library_manifest
+from kernel.backends.flydsl import kernel_library, kernel_names, library_manifest
 from kernel.backends.flydsl.backend import FlydslBackend
 from kernel.backends.flydsl.kernel_library import VARIABLE
 from kernel.backends.flydsl.key_type import KeyType
@@ -28,6 +28,7 @@ from tests.gfx950 import exported
 from tests.support.call import Call
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
+from tests.support.score_program import SCORE
 
 ROOT = Path(__file__).parents[2]
 MIXED = ((300, 45), (129, 1), (1, 1), (641, 2))
@@ -135,39 +136,10 @@ def test_insert(both: Both) -> None:
     assert_same_bits(found, insert(ReferenceBackend()))
 
 
-WITHOUT_FLYDSL = """
-import importlib.abc, sys
-
-class Refusing(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "flydsl":
-            raise ModuleNotFoundError(f"No module named {name!r}")
-
-sys.meta_path.insert(0, Refusing())
-import torch
-from indexer import IndexerConfig, IndexScorer
-
-results = []
-for backend in ("flydsl-sim", "reference"):
-    generator = torch.Generator().manual_seed(4)
-    scorer = IndexScorer(IndexerConfig(num_index_heads=4, num_pages=5, topk_blocks=2, local_blocks=0,
-        backend=backend, device="cpu"))
-    sequence = scorer.add_sequence()
-    scorer.append_keys(sequence, torch.randn(500, 128, generator=generator).to(torch.bfloat16))
-    q = torch.randn(9, 4, 128, generator=generator)
-    results += [scorer.score(q, [sequence]), scorer.score(q[:1], [sequence])]
-for found, expected in zip(results[:2], results[2:]):
-    assert torch.allclose(found.scores, expected.scores, rtol=1e-5, atol=1e-4)
-    assert torch.equal(found.block_ids, expected.block_ids)
-assert results[0].backend == "flydsl-sim"
-print(sorted(name for name in sys.modules if name.split(".")[0] == "flydsl"))
-"""
-
-
 def test_a_process_that_has_no_flydsl(library: Path) -> None:
     """Append, score, decode, select where importing FlyDSL, or even looking for it, raises."""
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_FLYDSL],
+        [sys.executable, "-c", f"import tests.support.without_flydsl\n{SCORE}"],
         cwd=ROOT,
         env=os.environ | {VARIABLE: str(library), "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -342,7 +314,8 @@ def test_the_command_exports_every_kernel(tmp_path: Path, monkeypatch: pytest.Mo
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)
     assert result["library"] == str(tmp_path / "new" / kernel_library.FILE_NAME)
-    assert len(result["kernels"]) == 2 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
+    assert len(result["kernels"]) == 3 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
+    assert tuple(result["kernels"]) == kernel_names.every()
     assert set(kernel_library.check(Path(result["library"])).kernels) == set(result["kernels"])
     assert [path.name for path in (tmp_path / "new").iterdir()] == [kernel_library.FILE_NAME]
     monkeypatch.setenv(VARIABLE, result["library"])

@@ -1,7 +1,8 @@
 """A Dockerfile as instructions, and its install and compile steps run without a Docker engine.
 
 What Docker would do in an image's file system is done under a folder that stands for the image's own folder:
-every mention of that folder in the file is read as the stand-in. Steps that set the operating system up
+every mention of that folder in the file is read as the stand-in. Each stage has a folder and variables of its
+own; what steps install goes to the one environment of the process. Steps that set the operating system up
 (accounts) are left out, everything else of the file is executed as it stands.
 """
 
@@ -85,13 +86,20 @@ def ignore_patterns(root: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
+@dataclass
+class _Stage:
+    folder: Path
+    environment: dict[str, str]
+    shell: list[str]
+
+
 class Build:
     """Executes a Dockerfile's steps in a folder.
 
     Args:
         path: the Dockerfile.
         context: the repository.
-        folder: stands for :data:`IMAGE_FOLDER`.
+        folder: stands for :data:`IMAGE_FOLDER` in the last stage; other stages' folders lie beside it.
         environment: of the process, as the base image would have it: what ``python3`` is, above all.
         arguments: build arguments.
     """
@@ -108,9 +116,9 @@ class Build:
         self.steps: list[str] = []
         self._path = path
         self._context = context
-        self._folder = folder
+        self._last_folder = folder
+        self._base = _Stage(folder, dict(environment), ["/bin/sh", "-c"])
         self._arguments = dict(arguments)
-        self._shell = ["/bin/sh", "-c"]
 
     def run(self, only: str | None = None) -> None:
         """Execute the file from its first instruction to its last.
@@ -118,28 +126,57 @@ class Build:
         Args:
             only: the RUN steps that are executed must have this word; None: all.
         """
-        for instruction in instructions(self._path):
-            value = instruction.value.replace(IMAGE_FOLDER, str(self._folder))
+        found = instructions(self._path)
+        num_stages = sum(instruction.keyword == "FROM" for instruction in found)
+        stages: dict[str, _Stage] = {}
+        stage = self._base
+        for instruction in found:
+            if instruction.keyword == "FROM":
+                stage = self._stage(instruction.value, stages, last=len(stages) == num_stages - 1)
+                continue
+            value = instruction.value.replace(IMAGE_FOLDER, str(stage.folder))
             if instruction.keyword == "SHELL":
-                self._shell = exec_form(value)
+                stage.shell = exec_form(value)
             elif instruction.keyword == "ENV":
-                self.environment.update(environment_of(value))
+                stage.environment.update(environment_of(value))
             elif instruction.keyword == "ARG":
                 name, _, default = value.partition("=")
-                self.environment[name] = self._arguments.get(name, default)
+                stage.environment[name] = self._arguments.get(name, default)
             elif instruction.keyword == "COPY":
-                self._copy(value)
+                if not value.startswith("--from="):
+                    self._copy(stage, value)
+                else:
+                    _copy_from(stages, stage, instruction.value, whole=only is None)
             elif instruction.keyword == "RUN":
                 system = any(command in value for command in SYSTEM_STEPS)
                 if not system and (only is None or only in value):
-                    self._step(value)
+                    self._step(stage, value)
+        self.environment = stage.environment
 
-    def _step(self, command: str) -> None:
+    def _stage(self, value: str, stages: dict[str, _Stage], *, last: bool) -> _Stage:
+        """A stage begins, and is entered among the others by its name."""
+        base, _, name = value.partition(" AS ")
+        name = name or f"stage {len(stages)}"
+        folder = (
+            self._last_folder if last else self._last_folder.with_name(f"{self._last_folder.name}-{name}")
+        )
+        parent = stages.get(base)
+        stages[name] = (
+            _Stage(folder, dict(self._base.environment), list(self._base.shell))
+            if parent is None
+            else _Stage(folder, dict(parent.environment), list(parent.shell))
+        )
+        folder.mkdir(exist_ok=True)
+        if parent is not None:
+            shutil.copytree(parent.folder, folder, dirs_exist_ok=True)
+        return stages[name]
+
+    def _step(self, stage: _Stage, command: str) -> None:
         self.steps.append(command)
         done = subprocess.run(
-            [*self._shell, command],
-            cwd=self._folder,
-            env=self.environment,
+            [*stage.shell, command],
+            cwd=stage.folder,
+            env=stage.environment,
             capture_output=True,
             text=True,
             check=False,
@@ -147,7 +184,7 @@ class Build:
         if done.returncode:
             raise AssertionError(f"exit code {done.returncode} of {command}\n{done.stdout}\n{done.stderr}")
 
-    def _copy(self, value: str) -> None:
+    def _copy(self, stage: _Stage, value: str) -> None:
         *sources, target = shlex.split(value)
         patterns = ignore_patterns(self._context)
         for source in sources:
@@ -158,9 +195,21 @@ class Build:
                 raise AssertionError(f"COPY {value}: {source} has nothing that .dockerignore lets in")
             for file in kept:
                 inside = file.name if file == path else str(file.relative_to(path))
-                place = self._folder / target / inside
+                place = stage.folder / target / inside
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(file, place)
+
+
+def _copy_from(stages: Mapping[str, _Stage], stage: _Stage, value: str, *, whole: bool) -> None:
+    """``--from=NAME FILE... FOLDER/``: files of another stage; of a step that was left out there are none."""
+    option, *sources, target = shlex.split(value)
+    other = stages[option.removeprefix("--from=")]
+    folder = stage.folder / target.replace(IMAGE_FOLDER, str(stage.folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        path = Path(source.replace(IMAGE_FOLDER, str(other.folder)))
+        if whole or path.exists():
+            shutil.copy(path, folder)
 
 
 def base_environment(python: Path) -> dict[str, str]:

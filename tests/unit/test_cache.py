@@ -217,7 +217,11 @@ def test_a_failing_insert_is_undone(
 
     with monkeypatch.context() as patch:
         patch.setattr(scorer._backend, "insert", half_done)
-        with pytest.raises(error, match="injected"):
+        named = error is MemoryError
+        with pytest.raises(
+            InvalidArgumentError if named else error,
+            match=r"k.shape\[0\] = 300: inserting them needs more memory" if named else "injected",
+        ):
             scorer.append_keys(seq, keys(300, seed=1))
     assert state_of(scorer) == before
     scorer.append_keys(seq, keys(300, seed=1))

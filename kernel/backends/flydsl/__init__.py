@@ -17,9 +17,10 @@ __all__ = ["check_precision", "create", "probe"]
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and why."""
-    from kernel.backends.flydsl import kernel_cache, kernel_library, toolchain
+    from kernel.backends.flydsl import decode_layout, kernel_cache, kernel_library, toolchain
 
     try:
+        decode_layout.chosen()
         device = RocmDevice(torch.device("cuda"))
         library = kernel_library.chosen()
         if library is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 
 from kernel.backends.flydsl import kernel_cache
+from kernel.errors import DeviceUnavailableError
 
 
 def compile_ahead(
@@ -27,7 +29,7 @@ def compile_ahead(
         The name.
 
     Raises:
-        DeviceUnavailableError: the cache cannot be written.
+        DeviceUnavailableError: the cache or the folder cannot be written.
     """
     arguments = (*numbers, fx.Stream(None))
     with kernel_cache.compiling(name):
@@ -39,5 +41,12 @@ def compile_ahead(
         key, _ = jit._last_compiled
         bound = jit._sig.bind(*arguments)
         jit._resolve_arguments(bound.arguments)
-        jit._make_compiled_function(key, bound, None).export_to_c(str(objects), name, name)
+        compiled = jit._make_compiled_function(key, bound, None)
+        try:
+            compiled.export_to_c(str(objects), name, name)
+        except RuntimeError as error:  # of the tools that it runs
+            raise DeviceUnavailableError(
+                f"FlyDSL cannot export {name}: {error}",
+                f"see that {objects.parent} and {tempfile.gettempdir()} have room, that ld and objcopy work",
+            ) from error
     return name

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from kernel.backends.base import Order, Precision
+from kernel.backends.flydsl import decode_layout
 from kernel.backends.flydsl.insert_launch import InsertLauncher
 from kernel.backends.flydsl.launch import PrefillLauncher
 from kernel.backends.flydsl.pieces import pieces
@@ -27,14 +28,15 @@ class FlydslBackend:
         precision: either; the accumulation is fp32 and meets both bounds.
 
     Raises:
-        DeviceUnavailableError: what is missing.
+        DeviceUnavailableError: what is missing, or a setting that there is not.
     """
 
     def __init__(self, name: str, device: Device, precision: Precision) -> None:
         self.name = name
         self.device = device.torch_device
         self.precision: Precision = precision
-        self._prefill, self._decode = PrefillLauncher(device), DecodeLauncher(device)
+        self._prefill = PrefillLauncher(device)
+        self._decode = DecodeLauncher(device, decode_layout.chosen())
         self._insert = InsertLauncher(device)
         self._topk = TopkLauncher(device)
 

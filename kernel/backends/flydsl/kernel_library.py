@@ -32,6 +32,8 @@ _CODES = {-1: "module not initialised", -2: "module not loaded on this device"}
 _REMEDY = (
     f"make it anew with `nvfp4-indexer kernel export`, or unset {VARIABLE} to compile at the first launch"
 )
+_IMAGES: dict[Path, str] = {}
+"""Digests of the images that this process has loaded, by their paths."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -138,7 +140,8 @@ def load(path: Path, device: Device) -> KernelLibrary:
     """Load a library, HIP first.
 
     Raises:
-        DeviceUnavailableError: see :func:`check`; or the device or HIP is not there.
+        DeviceUnavailableError: see :func:`check`; or the device or HIP is not there, or the file is not the
+            one that this process has loaded.
     """
     device.prepare()
     try:
@@ -151,13 +154,20 @@ def load(path: Path, device: Device) -> KernelLibrary:
 @functools.cache
 def _load(path: Path, _modified_ns: int, _size: int) -> KernelLibrary:
     manifest = check(path)
+    if _IMAGES.get(path, manifest.image) != manifest.image:
+        # The dynamic loader would give the old one, whose kernels this manifest does not describe.
+        raise DeviceUnavailableError(
+            f"{VARIABLE}={path} was replaced after this process had loaded it", "start a new process"
+        )
     try:
-        return KernelLibrary(ctypes.CDLL(str(path)), manifest)
+        loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise DeviceUnavailableError(
             f"{VARIABLE}={path} does not load: {error}",
             "install ROCm 7 (libamdhip64.so.7 with symbols of version hip_4.2), or use the simulated device",
         ) from error
+    _IMAGES[path] = manifest.image
+    return KernelLibrary(loaded, manifest)
 
 
 def _unfit(path: Path | str, reason: str) -> DeviceUnavailableError:

@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernel.backends.flydsl import library_manifest, toolchain
+from kernel.backends.flydsl import kernel_names, library_manifest, toolchain
 from kernel.backends.flydsl.kernel_library import FILE_NAME
-from kernel.errors import DeviceUnavailableError
+from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 from kernel.gfx950.hip import build
 
 _LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,--strip-all")
@@ -20,21 +20,27 @@ _SYSTEM = ("-lpthread", "-ldl")
 _TIMEOUT_S = 600
 _TOOLS = (("ld.lld", "ld"), ("llvm-objcopy", "objcopy"))
 """What FlyDSL runs to make objects: one of each, on the path."""
+_INSTALL_TOOLS = "install binutils, or put ROCm's llvm/bin on the path"
 
 
 def check() -> None:
     """What exporting needs beyond compiling.
 
     Raises:
-        DeviceUnavailableError: a tool is missing.
+        DeviceUnavailableError: something is missing; everything that is, with what to do about it.
     """
-    toolchain.check()
-    build.compiler()
-    for names in _TOOLS:
-        if not any(map(shutil.which, names)):
-            raise DeviceUnavailableError(
-                f"FlyDSL's export needs {' or '.join(names)}: none is on the path", "install binutils"
-            )
+    missing = []
+    for find in (toolchain.check, build.compiler):
+        try:
+            find()
+        except DeviceUnavailableError as error:
+            missing.append((error.reason, error.remedy))
+    absent = [" or ".join(names) for names in _TOOLS if not any(map(shutil.which, names))]
+    if absent:
+        missing.append((f"FlyDSL's export needs {' and '.join(absent)} on the path", _INSTALL_TOOLS))
+    if missing:
+        reasons, remedies = zip(*missing)
+        raise DeviceUnavailableError(f"kernels cannot be exported: {', '.join(reasons)}", ", ".join(remedies))
 
 
 def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[Path, list[str]]:
@@ -43,21 +49,23 @@ def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[
     Args:
         folder: where the library goes, made if missing; a library there is replaced at once, so processes
             that have loaded it keep theirs.
-        kernels: symbols of the kernels; all when None.
+        kernels: symbols of the kernels, one or more; all when None.
 
     Returns:
         The library, and its kernels' symbols.
 
     Raises:
+        InvalidArgumentError: there is no such kernel.
         DeviceUnavailableError: something that compiling or linking needs is missing or fails, or the folder
-            cannot be written.
+            cannot be written; a library there stays.
     """
+    wanted = _checked(kernels)
     check()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
             objects = Path(scratch)
-            names = toolchain.export_kernels(objects, None if kernels is None else set(kernels))
+            names = toolchain.export_kernels(objects, wanted)
             linked = objects / FILE_NAME
             _link([objects / f"{name}.o" for name in names], linked)
             counts = {name: _num_arguments(objects / f"{name}.h") for name in names}
@@ -66,9 +74,26 @@ def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[
             sealed.replace(folder / FILE_NAME)
     except OSError as error:
         raise DeviceUnavailableError(
-            f"the kernel library cannot be made in {folder}: {error}", "name a folder that can be written"
+            f"the kernel library cannot be made in {folder}: {error}",
+            "name a folder that can be written and has room for some megabytes",
         ) from error
     return folder / FILE_NAME, names
+
+
+def _checked(kernels: Iterable[str] | None) -> tuple[str, ...]:
+    every = kernel_names.every()
+    if kernels is None:
+        return every
+    wanted = tuple(kernels)
+    unknown = sorted(set(wanted) - set(every))
+    if unknown or not wanted:
+        raise InvalidArgumentError(
+            "kernels",
+            ", ".join(map(repr, unknown)) or "none",
+            f"must be some of {', '.join(every)}",
+            "name some of them, or leave it out for all",
+        )
+    return wanted
 
 
 def _num_arguments(header: Path) -> int:
@@ -88,8 +113,10 @@ def _link(objects: list[Path], library: Path) -> None:
     try:
         subprocess.run([*command, *_SYSTEM], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip() or f"exit code {error.returncode}"
         raise DeviceUnavailableError(
-            f"{shlex.join(command[:2])} ... failed: {error.stderr.strip()}", "set CC to a working C compiler"
+            f"{shlex.join(command[:2])} ... failed: {reason}",
+            f"set CC to a working C compiler, and see that {library.parent.parent} has room",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise DeviceUnavailableError(

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
@@ -36,15 +36,13 @@ from kernel.backends.flydsl import device as d
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import kernel_names
 from kernel.backends.flydsl.ahead import compile_ahead
+from kernel.backends.flydsl.decode_layout import DEFAULT, Layout
 from kernel.backends.flydsl.score_decode_arguments import LDS_BYTES, LUT_AT, DecodeArguments
 from kernel.backends.flydsl.score_decode_output import clear_spread_maxima, store_spread_maxima
 from kernel.backends.flydsl.score_decode_registers import RegisterPages
 from kernel.backends.flydsl.score_decode_request import RequestScorer
 from kernel.backends.flydsl.score_decode_share import Share
 from kernel.backends.flydsl.score_decode_staged import STAGED_LDS_BYTES, StagedPages
-
-Layout = Literal["registers", "staged"]
-"""Where pages are on their way: in registers, or in LDS by DMA."""
 
 
 def trace(
@@ -193,7 +191,7 @@ def build(heads: int, layout: Layout) -> Callable[..., None]:
     return cast("Callable[..., None]", score_decode)
 
 
-def compile_for(heads: int, objects: Path | None = None, layout: Layout = "registers") -> str:
+def compile_for(heads: int, objects: Path | None = None, layout: Layout = DEFAULT) -> str:
     """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
     numbers = [*[0] * len(fields(DecodeArguments)), 1]
     return compile_ahead(build(heads, layout), kernel_names.score_decode(heads, layout), numbers, objects)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from kernel.backends.flydsl import kernel_names
 from kernel.backends.flydsl.compiled import Launch, kernels_on
+from kernel.backends.flydsl.decode_layout import DEFAULT, Layout
 from kernel.backends.flydsl.launch import aligned, operand_arguments
 from kernel.backends.flydsl.runtime import Device
 from kernel.batch import Request, ScoreBatch
 from kernel.errors import InvalidArgumentError
 from kernel.plan import MAXIMA_BLOCKS
-
-if TYPE_CHECKING:
-    from kernel.backends.flydsl.score_decode import Layout
 
 MAX_ROWS = 16
 """Query rows (``query_len * H``) of a request that the kernel scores; requests of more are prefill."""
@@ -65,13 +62,13 @@ class DecodeLauncher:
 
     Args:
         device: where to launch.
-        layout: where pages are on their way; a benchmark on the device must choose.
+        layout: where pages are on their way.
 
     Raises:
         DeviceUnavailableError: what is missing there, or for compiling.
     """
 
-    def __init__(self, device: Device, layout: Layout = "registers") -> None:
+    def __init__(self, device: Device, layout: Layout = DEFAULT) -> None:
         self._device = device
 
         def name_of(heads: int) -> str:

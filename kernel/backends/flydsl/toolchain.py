@@ -6,12 +6,13 @@ import importlib.util
 import io
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 
 from kernel.backends.flydsl import kernel_cache, linker
+from kernel.backends.flydsl.decode_layout import LAYOUTS
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.runtime import TARGET
 from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
@@ -71,23 +72,23 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
     return _compiled(None, None, settings)
 
 
-def export_kernels(objects: Path, names: Collection[str] | None = None) -> list[str]:
+def export_kernels(objects: Path, names: Iterable[str]) -> list[str]:
     """Compile kernels to a folder's ``NAME.o`` and ``NAME.h``, for a library; FlyDSL's cache is used.
 
     Args:
         objects: the folder.
-        names: the kernels' names; all when None.
+        names: of :func:`kernel.backends.flydsl.kernel_names.every`.
 
     Returns:
-        The names.
+        The names, in the order of all kernels.
 
     Raises:
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
-    return _compiled(objects, names, {})
+    return _compiled(objects, set(names), {})
 
 
-def _compiled(objects: Path | None, names: Collection[str] | None, settings: dict[str, str]) -> list[str]:
+def _compiled(objects: Path | None, names: set[str] | None, settings: dict[str, str]) -> list[str]:
     prepare()
     from kernel.backends.flydsl import insert, kernel_names, score_decode, score_prefill, topk
 
@@ -97,7 +98,8 @@ def _compiled(objects: Path | None, names: Collection[str] | None, settings: dic
             for h in SUPPORTED_HEADS
         ),
         *(
-            (kernel_names.score_decode(h), partial(score_decode.compile_for, h, objects))
+            (kernel_names.score_decode(h, layout), partial(score_decode.compile_for, h, objects, layout))
+            for layout in LAYOUTS
             for h in SUPPORTED_HEADS
         ),
         *((variant.name, partial(topk.compile_for, variant, objects)) for variant in VARIANTS),
