@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from indexer.case import Case, EngineOrder
 from indexer.case.part import parts
 from indexer.explain import MAX_FINDINGS, EngineVerdict
+from indexer.explain.name_causes import Naming
 from indexer.explain.tally import Tally
 from indexer.oracle import run_oracle
 from kernel.backends.base import SCORE_TOLERANCE
@@ -53,4 +54,4 @@ def judged(
     tally = Tally(case, case.engine, tolerance, max_findings, None)
     for part in parts(case, 1 << 22):
         tally.add(part, run_oracle(part.case))
-    return tally.verdict((), (), None)
+    return tally.verdict(Naming((), (), ()), None)
