@@ -9,7 +9,6 @@ from client.report.html import badge, paragraph, picture, section, table, text, 
 from client.report.sections import Gathered
 from indexer.key_fidelity import CaseFidelity
 from indexer.plan_balance import PlanBalance
-from indexer.verify import Verification
 
 _STYLE = Path(__file__).with_name("style.css")
 
@@ -63,17 +62,12 @@ def _summary(gathered: Gathered) -> str:
         tiles.append(tile("Recall of NVFP4 keys", f"{nvfp4.mean:.4f}", f"worst row {nvfp4.worst:.3f}"))
     warm = gathered.profiles[-1]
     tiles.append(tile("Time, warm", f"{warm.device_ms:,.2f} ms", f"{warm.times_floor:.1f} times the floor"))
-    words = [f"<p>{_backend_badge(verification)} "]
+    words = [f"<p>{badge(verification.backend_ok, 'backend right', 'backend wrong')} "]
     if engine is not None:
         words.append(verdict_badge(engine))
         if engine.causes:
             words.append(f" <b>{text(' or '.join(cause.name for cause in engine.causes))}</b>")
     return section("Summary", "".join(words) + "</p>", f'<div class="tiles">{"".join(tiles)}</div>')
-
-
-def _backend_badge(verification: Verification) -> str:
-    right = verification.backend_ok
-    return badge("backend right" if right else "backend wrong", "ok" if right else "bad")
 
 
 def _verification(gathered: Gathered) -> str:
@@ -98,7 +92,7 @@ def _verification(gathered: Gathered) -> str:
 
 def _fidelity(gathered: Gathered) -> str:
     shown = gathered.fidelity
-    if shown is None and gathered.case.index_k is not None:
+    if shown is None and gathered.case.index_k is not None and gathered.verification.unjudged_rows:
         why = "Some queries are not finite: what cheaper keys cost them is not known."
         return section("Fidelity", paragraph(why))
     if shown is None:
