@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from client import engine_words as words
-from client.report.html import badge, items, paragraph, section, table, text
+from client.report.html import items, label, paragraph, section, table, text
 from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding
 from indexer.finite_queries import NotFiniteRow
 
@@ -29,7 +29,7 @@ def verdict_badge(verdict: EngineVerdict) -> str:
     """The verdict in a few words, coloured."""
     headline, style = words.headline(verdict)
     kinds = {"bold green": "ok", "bold red": "bad", "bold yellow": "open"}
-    return badge(headline.lower(), kinds[style])
+    return label(headline.lower(), kinds[style])
 
 
 def not_judged_section(count: int, rows: Sequence[NotFiniteRow]) -> str:

@@ -43,7 +43,12 @@ def picture(png: bytes, alt: str) -> str:
     return f'<img alt="{text(alt)}" {size} src="data:image/png;base64,{base64.b64encode(png).decode()}">'
 
 
-def badge(words: str, kind: str) -> str:
+def badge(ok: bool, right: str, wrong: str) -> str:
+    """A word in green or red."""
+    return label(right if ok else wrong, "ok" if ok else "bad")
+
+
+def label(words: str, kind: str) -> str:
     """Words on green (``ok``), red (``bad``) or amber (``open``)."""
     return f'<span class="badge {kind}">{text(words)}</span>'
 

@@ -10,7 +10,6 @@ from client.report.sections import Gathered
 from client.terminal import counted
 from indexer.key_fidelity import CaseFidelity
 from indexer.plan_balance import PlanBalance
-from indexer.verify import Verification
 
 _NONE_MISSED = paragraph("No row misses a block with NVFP4 keys.")
 _STYLE = Path(__file__).with_name("style.css")
@@ -70,17 +69,12 @@ def _summary(gathered: Gathered) -> str:
     warm = gathered.profiles[-1]
     times = f"{warm.times_floor:,.1f} times the floor" if warm.flop else "no query"
     tiles.append(tile("Time, warm", f"{warm.device_ms:,.2f} ms", times))
-    words = [f"<p>{_backend_badge(verification)} "]
+    words = [f"<p>{badge(verification.backend_ok, 'backend right', 'backend wrong')} "]
     if engine is not None:
         words.append(verdict_badge(engine))
         if engine.causes:
             words.append(f" <b>{text(' or '.join(cause.name for cause in engine.causes))}</b>")
     return section("Summary", "".join(words) + "</p>", f'<div class="tiles">{"".join(tiles)}</div>')
-
-
-def _backend_badge(verification: Verification) -> str:
-    right = verification.backend_ok
-    return badge("backend right" if right else "backend wrong", "ok" if right else "bad")
 
 
 def _verification(gathered: Gathered) -> str:

@@ -68,6 +68,18 @@ def test_verify_goes_on_after_a_case_that_the_sidecar_refuses(
     assert call("verify", wrong_expectation(tmp_path), *remote).exit_code == 1
 
 
+def test_verify_leaves_rows_out_that_a_sidecar_would_refuse(remote: tuple[str, str], tmp_path: Path) -> None:
+    case = small_case()
+    case.index_q[1, 0, 3] = np.inf
+    path = tmp_path / "inf.safetensors"
+    write_case(case, path)
+    result = call("verify", path, *remote, "--json")
+    assert result.exit_code == 1
+    line = json.loads(result.stdout)
+    assert (line["unjudged_rows"], line["rows"], line["topk_mismatches"]) == (1, case.rows - 1, 0)
+    assert [(row["token"], row["head"], row["value"]) for row in line["not_finite"]] == [(1, 0, "inf")]
+
+
 @pytest.mark.parametrize("fault", ["scores", "block_ids", "num_blocks", "width", "precision"])
 def test_verify_finds_every_fault_of_a_sidecar(
     fault: str, remote: tuple[str, str], monkeypatch: pytest.MonkeyPatch

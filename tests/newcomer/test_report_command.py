@@ -16,6 +16,7 @@ from client.report import sections
 from indexer.case import Case, read_case, write_case
 from tests.support.command import call
 from tests.support.faulty_engine import Bytes, Engine, engine_case
+from tests.support.raw_case import small_case
 from tests.support.real_cases import CODE, CUT
 
 
@@ -86,6 +87,18 @@ def test_a_faulty_engine_and_a_hostile_source(tmp_path: Path) -> None:
     assert "engine wrong" in text
     assert "&lt;script&gt;" in text
     assert "not the keys they were quantised from" in text
+
+
+def test_queries_that_are_not_finite_leave_the_rest_of_the_report(tmp_path: Path) -> None:
+    case = small_case()
+    case.index_q[1, 0, 3] = np.nan
+    path, out = tmp_path / "c.safetensors", tmp_path / "r.html"
+    write_case(case, path)
+    assert call("report", path, "--backend", "cpu", "--repeats", "1", "--out", out).exit_code == 1
+    assert {"not-judged", "profile", "scores-and-selection"} <= written(out).ids
+    text = out.read_text()
+    assert "index_q[1, 0, 3] = nan" in text
+    assert "Some queries are not finite: what cheaper keys cost them is not known." in text
 
 
 def test_the_case_is_not_overwritten(tmp_path: Path) -> None:

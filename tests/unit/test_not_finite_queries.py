@@ -11,6 +11,8 @@ import pytest
 
 import indexer.verify
 from indexer.case import Case, read_case
+from indexer.explain.differences import FAULT, RIGHT, UNJUDGED
+from indexer.explain.evidence import gather_evidence
 from indexer.finite_queries import NotFiniteRow
 from indexer.verify import verify_case
 from tests.support.judged import TOPK, recorded, right_case, with_result
@@ -68,15 +70,16 @@ def test_what_an_engine_made_of_those_rows_is_not_judged_and_a_fault_elsewhere_i
 def test_expected_outputs_of_those_rows_are_not_compared() -> None:
     case = read_case(CUT)
     queries = case.index_q.copy()
-    queries[7, 2] = np.nan
+    token = int(case.num_blocks_per_query().argmax())
+    queries[token, 2] = np.nan
     assert case.expected_scores is not None
     scores = case.expected_scores.copy()
-    scores[2, 7] = np.nan
+    scores[2, token] = np.nan
     spoilt = dataclasses.replace(case, index_q=queries, expected_scores=scores)
     result = verify_case(spoilt, "cut", "cpu")
     assert result.backend_ok
     assert (result.rows, result.unjudged_rows) == (case.rows - 1, 1)
-    scores[2, 8] = np.nan
+    scores[1, token] = np.nan
     assert not verify_case(dataclasses.replace(spoilt, expected_scores=scores), "cut", "cpu").backend_ok
 
 
@@ -94,3 +97,12 @@ def test_a_call_of_such_queries_only_judges_nothing() -> None:
     queries = np.full_like(case.index_q, np.nan)
     result = verify_case(dataclasses.replace(case, index_q=queries), "case", "cpu")
     assert (result.rows, result.unjudged_rows, result.ok) == (0, case.rows, False)
+
+
+def test_causes_are_held_against_judged_rows_only(case: Case) -> None:
+    grades = np.full((case.num_heads, case.total_q), UNJUDGED, dtype=np.int8)
+    grades[:, 2] = FAULT
+    grades[0, 4] = RIGHT
+    evidence = gather_evidence(case, grades, FAULT, 2.0**-16)
+    rows = zip(evidence.head.tolist(), evidence.token.tolist(), evidence.faulty.tolist())
+    assert set(rows) == {(0, 2, True), (1, 2, True), (0, 4, False)}
