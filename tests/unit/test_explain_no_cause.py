@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from rich.console import Console
 
+from client.engine_report import print_engine
+from client.report.engine import engine_section
 from indexer.case import Case
 from indexer.explain.evidence import Evidence, gather_evidence
 from indexer.explain.hypothesis import Hypothesis
@@ -177,3 +181,12 @@ def test_what_there_was_no_time_for_is_named() -> None:
     whole = name_causes(evidence, seconds=5.5, clock=lambda: next(ticks))
     assert whole.untried == ()
     assert len(naming.untried) > 40
+
+
+def test_people_are_told_what_was_not_tried() -> None:
+    verdict = dataclasses.replace(explained(planted(HeadZero)), causes=(), untried=("one fault", "another"))
+    console = Console(width=120, record=True, file=io.StringIO())
+    print_engine(console, "case", verdict)
+    told = "Not tried for want of time: one fault; another."
+    assert told in console.export_text()
+    assert told in engine_section(verdict)
