@@ -112,6 +112,8 @@ def _causes(verdict: EngineVerdict) -> list[Text]:
     several = len(verdict.causes) > 1
     if several:
         lines.append(Text("These rows do not tell the following apart:", "bold"))
+    if verdict.untried:
+        lines.append(Text(f"Not tried for want of time: {'; '.join(verdict.untried)}."))
     for cause in causes:
         lines.append(Text("Cause: ", "bold").append(cause.name, "bold red").append(f" ({cause.family})"))
         lines.append(Text(f"  {cause.says}"))

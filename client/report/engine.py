@@ -73,6 +73,8 @@ def _causes(verdict: EngineVerdict) -> list[str]:
     parts = []
     if len(verdict.causes) > 1:
         parts.append(paragraph("These rows do not tell the following causes apart."))
+    if verdict.untried:
+        parts.append(paragraph(f"Not tried for want of time: {'; '.join(verdict.untried)}."))
     parts += [_cause(cause, "cause") for cause in verdict.causes]
     if written is not None:
         parts.append(_cause(written, "cause"))

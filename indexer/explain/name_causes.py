@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from indexer.explain.causes import hypotheses
 from indexer.explain.engine_verdict import Cause
@@ -115,7 +115,8 @@ def name_causes(
         for one in tried
         if one.hypothesis.name not in shown and one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty
     ]
-    return Naming(tuple(_one_a_family(named)), tuple(others[:MAX_CANDIDATES]), tuple(untried))
+    causes = tuple(one.cause for one in named)
+    return Naming(causes, tuple(others[:MAX_CANDIDATES]), tuple(untried))
 
 
 def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints) -> Tried:
@@ -139,18 +140,3 @@ def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints) -
         fitted=fitted,
     )
     return Tried(hypothesis, found, cause, int(bits[explained].sum()))
-
-
-def _one_a_family(tried: list[Tried]) -> list[Cause]:
-    """Faults of one family that these rows do not tell apart are one answer, which names the others."""
-    families: dict[str, list[Cause]] = {}
-    for one in tried:
-        families.setdefault(one.cause.family, []).append(one.cause)
-    return [
-        replace(
-            first,
-            says=first.says
-            + (f" These rows do not tell it from: {'; '.join(c.name for c in others)}." if others else ""),
-        )
-        for first, *others in families.values()
-    ]

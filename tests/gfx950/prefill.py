@@ -53,7 +53,7 @@ def group_maxima(scores: torch.Tensor) -> torch.Tensor:
     """The greatest score of each 16 blocks: ``[H, total_q, ceil(S / 16)]``."""
     padding = -scores.shape[2] % MAXIMA_BLOCKS
     padded = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf)
-    return padded.view(*padded.shape[:2], -1, MAXIMA_BLOCKS).amax(-1)
+    return padded.view(*padded.shape[:2], padded.shape[2] // MAXIMA_BLOCKS, MAXIMA_BLOCKS).amax(-1)
 
 
 _launchers: list[PrefillLauncher] = []

@@ -11,26 +11,25 @@ import pytest
 from indexer.case import Case, EngineRecord
 from tests.support.faulty_engine import Bytes, Engine, engine_case
 from tests.support.planted import every_fault
-from tests.support.planted.fault import ALL, ONLY_IDS, Planted, explained, only, planted
+from tests.support.planted.fault import ALL, BOTH, ONLY_IDS, ONLY_SCORES, Planted, explained, only, planted
 from tests.support.planted.keys import NibblesSwapped
 from tests.support.planted.positions import NoPrefix
 
 
 def _params() -> list[Any]:
-    """Each fault with all that it can be recorded by; all but the first of a family's in the nightly run."""
-    params, families = [], set()
+    """Each fault with all that it can be recorded by; all but the first in the nightly run."""
+    params = []
     for fault in every_fault():
         for record in fault.records:
-            slow = record != fault.records[0] and fault.family in families
-            marks = [pytest.mark.nightly] if slow else []
+            marks = [] if record == fault.records[0] else [pytest.mark.nightly]
             name = f"{fault.__name__}-{record.replace(' ', '+')}"
             params.append(pytest.param(fault, record, id=name, marks=marks))
-        families.add(fault.family)
     return params
 
 
 @pytest.mark.parametrize(("fault", "record"), _params())
 def test_a_planted_fault_is_named(fault: type[Planted], record: str) -> None:
+    """And no other: of all that is tried on each file, one is named."""
     verdict = explained(only(planted(fault), record))
     assert not verdict.ok
     assert verdict.fault_rows > 0
@@ -96,7 +95,10 @@ class Wrapping(Engine):
         return found
 
 
-@pytest.mark.parametrize("record", ALL)
+@pytest.mark.parametrize(
+    "record",
+    [BOTH, *(pytest.param(record, marks=pytest.mark.nightly) for record in (ONLY_SCORES, ONLY_IDS))],
+)
 @pytest.mark.parametrize("power", [31, 32])
 @pytest.mark.parametrize("what", ["wraps", "zero", "unknown"])
 def test_page_offsets_of_32_bits_are_named(power: int, what: str, record: str) -> None:

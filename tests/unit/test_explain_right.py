@@ -76,6 +76,7 @@ def test_legal_ties_are_right(record: str) -> None:
     verdict = verdict_of(dataclasses.replace(case, engine=dataclasses.replace(case.engine, block_ids=ids)))
     assert verdict.ok
     assert (verdict.tie_rows, verdict.rounding_rows, verdict.fault_rows) == (case.rows, 0, 0)
+    assert verdict.causes == ()
     assert {finding.verdict for finding in verdict.findings} == {"tie"}
     assert {finding.margin for finding in verdict.findings} == {0.0}
     assert {(f.kind, f.block) for f in verdict.findings if f.token == 0} == {

@@ -54,7 +54,8 @@ def _reads(name: str, says: str, table: Floats) -> Hypothesis:
 def exact() -> Floats:
     """Neither rounded nor saturated: code times scale, exact in fp32, signs included, ``[256, 16]``."""
     magnitudes = np.concatenate([E2M1_MAGNITUDES, -E2M1_MAGNITUDES])
-    return np.asarray(scale_values(np.arange(256, dtype=np.uint8))[:, None] * magnitudes, dtype=np.float32)
+    products = scale_values(np.arange(256, dtype=np.uint8))[:, None] * magnitudes
+    return np.asarray(products, dtype=np.float32)
 
 
 def clamped() -> Floats:

@@ -213,7 +213,7 @@ class OverflowToZero(Planted):
 
 
 class Unrounded(Planted):
-    name, family = "keys are not rounded to E4M3", "saturation and rounding"
+    name, family, options = "keys are not rounded to E4M3", "saturation and rounding", LARGE
 
     def cast(self, products: Floats) -> Floats:
         return products

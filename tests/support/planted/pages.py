@@ -95,6 +95,7 @@ class UnknownPageByIds(Planted):
 
 class StepNotWritten(Planted):
     name, family = "this step's keys are not yet written, zeros are read", "stale or unwritten page"
+    options: ClassVar[dict[str, Any]] = LONG
     records = (BOTH, ONLY_SCORES)
 
     def present(self, products: Floats, request: int) -> Floats:

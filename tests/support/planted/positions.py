@@ -27,7 +27,7 @@ class NoMaskPastTheEnd(Planted):
 
 class NoMask(Planted):
     name, family = "no causal mask at all", "causal mask"
-    options: ClassVar[dict[str, Any]] = {"lengths": [(900, 850), (600, 560)]}
+    options: ClassVar[dict[str, Any]] = {"lengths": [(520, 480), (390, 370)]}
 
     def position(self, request: int, query: int, prefix: int, seq_len: int) -> int:
         return seq_len - 1
@@ -58,7 +58,7 @@ class NoPrefix(Planted):
 
 class PrefixTwice(Planted):
     name, family = "the chunk's prefix is counted twice", "chunk-start offset"
-    options: ClassVar[dict[str, Any]] = {"lengths": [(900, 700), (600, 500)]}
+    options: ClassVar[dict[str, Any]] = {"lengths": [(500, 380), (330, 250)]}
 
     def position(self, request: int, query: int, prefix: int, seq_len: int) -> int:
         return min(2 * prefix + query, seq_len - 1)
@@ -73,7 +73,7 @@ class StartRoundedDown(Planted):
 
 class StartRoundedUp(Planted):
     name, family = "the chunk's start is rounded up to a block", "chunk-start offset"
-    options: ClassVar[dict[str, Any]] = {"lengths": [(2600, 300), (1500, 290)]}
+    options: ClassVar[dict[str, Any]] = {"lengths": [(2600, 110), (1500, 130)]}
 
     def position(self, request: int, query: int, prefix: int, seq_len: int) -> int:
         return min(-(-prefix // 128) * 128 + query, seq_len - 1)
@@ -90,7 +90,7 @@ class FirstQuerysPosition(Planted):
 
 class BatchOffset(Planted):
     name, family = "queries count from the batch's first", "chunk-start offset"
-    options: ClassVar[dict[str, Any]] = {"lengths": [(600, 90), (2600, 400), (1500, 300)]}
+    options: ClassVar[dict[str, Any]] = {"lengths": [(600, 90), (2600, 300), (1500, 160)]}
 
     def position(self, request: int, query: int, prefix: int, seq_len: int) -> int:
         return min(prefix + int(self.case.cu_seqlens_q[request]) + query, seq_len - 1)
@@ -140,7 +140,7 @@ class SentinelsExchanged(Planted):
 
 class LocalFromTheEnd(Planted):
     name, family = "local blocks count from the request's end", "sentinels"
-    options: ClassVar[dict[str, Any]] = {"local_blocks": 2, "lengths": [(2600, 300), (1500, 290)]}
+    options: ClassVar[dict[str, Any]] = {"local_blocks": 2, "lengths": [(2600, 110), (1500, 130)]}
 
     def forced(self, row: Floats, position: int, seq_len: int) -> Floats:
         return np.where(np.arange(len(row)) >= -(-seq_len // 128) - 2, 1e29, row)
