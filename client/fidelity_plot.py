@@ -57,6 +57,7 @@ def _recall_by_head(axes: Any, shown: CaseFidelity) -> None:
         axes.plot(at, worst, **WORST, label="worst row" if not index else None)
     least = min(head.worst for found in shown.formats for head in found.heads)
     axes.set_ylim(max(0.0, least - 0.05), 1.0 + 0.18 * (1.05 - least))  # room for the legend
+    axes.set_yticks([tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= 1])
     axes.set_xticks(sorted({head.head for found in shown.formats for head in found.heads}))
     axes.set_xlabel("index head")
     axes.set_ylabel("recall against bf16 keys (share of blocks)")

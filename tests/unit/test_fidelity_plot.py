@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from client.fidelity_plot import draw_layers
+from client.fidelity_plot import draw_fidelity, draw_layers
 from indexer.key_fidelity import CaseFidelity, case_fidelity
 from indexer.made_cases import Shape, make_case
 
@@ -53,3 +53,11 @@ def test_a_case_without_a_choice_has_no_bar(axes: list[Any]) -> None:
     short = case_fidelity(make_case("m3", Shape(context=300, queries=3, heads=1), 0), "short", "cpu")
     draw_layers([some_case(), short])
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["x"]
+
+
+def test_no_axis_has_a_share_above_the_whole(axes: list[Any]) -> None:
+    draw_fidelity(some_case())
+    by_head, by_row, by_gap = axes
+    assert max(by_head.get_yticks()) == 1
+    assert by_row.get_xlim()[1] < 1.01
+    assert max(by_gap.get_yticks()) <= 100
