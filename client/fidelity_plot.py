@@ -14,6 +14,9 @@ from indexer.key_fidelity import CaseFidelity
 
 COLOURS = {"fp8": "#8da2c0", "nvfp4": "#31446b", "engine": "#e4572e"}
 TITLE: dict[str, Any] = {"fontsize": 11, "fontweight": "bold", "loc": "left"}
+NAME_CHARS = 24
+ROW_CHARS = 100
+"""Characters of names that stand side by side below a picture."""
 WORST: dict[str, Any] = {
     "linestyle": "none",
     "marker": "v",
@@ -54,6 +57,7 @@ def _recall_by_head(axes: Any, shown: CaseFidelity) -> None:
         axes.plot(at, worst, **WORST, label="worst row" if not index else None)
     least = min(head.worst for found in shown.formats for head in found.heads)
     axes.set_ylim(max(0.0, least - 0.05), 1.0 + 0.18 * (1.05 - least))  # room for the legend
+    axes.set_yticks([tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= 1])
     axes.set_xticks(sorted({head.head for found in shown.formats for head in found.heads}))
     axes.set_xlabel("index head")
     axes.set_ylabel("recall against bf16 keys (share of blocks)")
@@ -111,7 +115,8 @@ def _gaps(axes: Any, shown: CaseFidelity) -> None:
 
 
 def draw_layers(shown: Sequence[CaseFidelity], file_format: str = "png") -> bytes:
-    """Recall of several cases side by side, one place each."""
+    """Recall of several cases side by side, one place each; those without a choice have none."""
+    shown = [one for one in shown if one.counted_rows]
     file = io.BytesIO()
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "nvfp4-indexer"}):
         figure = Figure(figsize=(12.5, 3.6), dpi=130, layout="constrained")
@@ -122,19 +127,32 @@ def draw_layers(shown: Sequence[CaseFidelity], file_format: str = "png") -> byte
             at = np.arange(len(shown)) + (index - 0.5) * 0.4
             axes.bar(at, [f.mean for f in found], width=0.36, color=COLOURS[name], label=f"{name}, mean")
             axes.plot(at, [f.worst for f in found], **WORST, label=None if index else "worst row")
-        axes.set_xticks(range(len(shown)), names, rotation=20 if len(shown) > 6 else 0)
+        axes.set_xticks(range(len(shown)), names, rotation=_rotation(names))
         least = min(found.worst for one in shown for found in one.formats)
         axes.set_ylim(max(0.0, least - 0.08), 1.0)
         axes.set_ylabel("recall against bf16 keys (share of blocks)")
         axes.set_title("Recall by case", **TITLE)
-        axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right")
+        # Above the plot: bars may fill all of it.
+        axes.legend(
+            frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2
+        )
         _plain(axes)
         figure.savefig(file, format=file_format, metadata={"Date": None} if file_format == "svg" else {})
     return file.getvalue()
 
 
 def _name(shown: CaseFidelity) -> str:
-    return f"layer {shown.layer}" if shown.layer is not None else shown.case.rpartition("/")[2][:24]
+    if shown.layer is not None:
+        return f"layer {shown.layer}"
+    name = shown.case.rpartition("/")[2].removesuffix(".safetensors")
+    return name if len(name) <= NAME_CHARS else f"{name[:11]}…{name[-12:]}"  # names differ at their ends, too
+
+
+def _rotation(names: Sequence[str]) -> int:
+    """Degrees that names are turned by so that none runs into the next."""
+    if sum(map(len, names)) <= ROW_CHARS:
+        return 0
+    return 20 if len(names) <= 12 else 90
 
 
 def _plain(axes: Any) -> None:
