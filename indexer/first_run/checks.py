@@ -115,7 +115,7 @@ def _same_ids(setting: Setting, variant: Variant, order: Order) -> Item:
 
 
 def _columns_of(variant: Variant) -> int:
-    """The shortest rows for which calls take the kernel, but no shorter than some groups and a part of one."""
+    """The shortest rows for which calls take the kernel, but no shorter than some groups and part of one."""
     longer = (one.most_groups * MAXIMA_BLOCKS + 1 for one in VARIANTS if one.most_groups)
     grouped = variant.most_groups is not None
     return min(
