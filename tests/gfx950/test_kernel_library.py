@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -217,6 +218,22 @@ def test_a_library_that_does_not_link_to_hip(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv(VARIABLE, str(unfit))
     with pytest.raises(DeviceUnavailableError, match=r"does not load: .*kernels.so.*install ROCm 7"):
         flydsl_sim.create(None, "exact")
+
+
+def test_a_device_of_another_architecture_is_refused(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own name, before the library, fit as it is, is loaded there."""
+    found = SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=304)
+    monkeypatch.setattr(torch.version, "hip", "7.2")
+    for name, value in (("is_available", True), ("current_device", 0), ("device_count", 1)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: found)
+    status = registry.status("flydsl")
+    assert not status.usable
+    assert status.reason == (
+        "cuda:0 is a gfx942, and the kernels are for gfx950 (MI350X, MI355X); use another backend"
+    )
 
 
 def test_the_registry_says_which_library(device: SimulatedDevice, library: Path) -> None:
