@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from indexer.explain.evidence import Evidence, gather_evidence
 from indexer.explain.hypothesis import Hypothesis
 from indexer.explain.match import match
 from indexer.explain.name_causes import name_causes
-from indexer.explain.prediction import by_contract
+from indexer.explain.prediction import Prediction, by_contract, by_scores
+from indexer.explain.replica import score
 from kernel.backends.base import SCORE_TOLERANCE
 from tests.support.faulty_engine import Engine, engine_case
 from tests.support.planted.fault import ALL, BOTH, ONLY_IDS, ONLY_SCORES, explained, only, planted
@@ -117,35 +119,73 @@ def test_a_page_of_possible_scores_is_still_named() -> None:
     assert [cause.name for cause in verdict.causes] == ["pages held something else"]
 
 
-def test_one_wrong_cell_is_no_page() -> None:
-    """All other rows that see the page have its scores right."""
+def test_a_page_is_not_named_for_rows_that_none_gives() -> None:
+    """In a third of the rows the same block has a sentinel."""
+
+    def change(scores: NDArray[np.float32], ids: NDArray[np.int32], random: np.random.Generator) -> None:
+        scores[:, :30, 5] = random.normal(size=(2, 30)) * 100
+        scores[:, 20:30, 5] = 1e30
+
+    assert explained(changed(change, ONLY_SCORES)).causes == ()
+
+
+def test_a_few_wrong_cells_are_no_pages() -> None:
+    """All other rows that see those pages have their scores right."""
 
     def change(scores: NDArray[np.float32], ids: NDArray[np.int32], random: np.random.Generator) -> None:
         scores[0, 3, 5] += 7
+        scores[0, 9, 7] += 7
+        scores[1, 12, 2] += 7
 
     verdict = explained(changed(change, ONLY_SCORES))
-    assert (verdict.fault_rows, verdict.causes) == (1, ())
+    assert (verdict.fault_rows, verdict.causes) == (3, ())
 
 
-@pytest.fixture
-def unforced() -> Evidence:
-    """Of a call whose engine forces nothing, with scores and ids in order."""
-    case = planted(NothingForced)
+def all_faulty(case: Case) -> Evidence:
+    """As if a judge had called every row faulty."""
     grades = np.full((case.num_heads, case.total_q), 3, dtype=np.int8)
     return gather_evidence(case, grades, 3, SCORE_TOLERANCE["exact"])
 
 
-def test_a_fault_without_effect_explains_nothing(monkeypatch: pytest.MonkeyPatch, unforced: Evidence) -> None:
+def test_a_fault_without_effect_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a judge calls faulty but the contract gives are no fault's."""
-    right = Engine(NothingForced.made()).run()
-    grades = np.full((right.num_heads, right.total_q), 3, dtype=np.int8)
-    evidence = gather_evidence(right, grades, 3, SCORE_TOLERANCE["exact"])
-    naming = name_causes(evidence)
+    naming = name_causes(all_faulty(Engine(NothingForced.made()).run()))
     assert (naming.causes, naming.candidates) == ((), ())
     no_effect = Hypothesis("nothing is wrong", "none", "", by_contract)
     monkeypatch.setattr("indexer.explain.name_causes.hypotheses", lambda _evidence, _narrow: [no_effect])
-    naming = name_causes(unforced)
+    naming = name_causes(all_faulty(planted(NothingForced)))
     assert (naming.causes, naming.candidates) == ((), ())
+
+
+def test_rows_without_effect_are_not_counted() -> None:
+    """Head 0 is scored with its own queries: the fault explains rows of head 1, however all are graded."""
+    evidence = all_faulty(planted(HeadZero))
+    naming = name_causes(evidence)
+    (found,) = (c for c in naming.candidates if c.name == HeadZero.name)
+    assert (found.explained, found.faulty) == ((evidence.head == 1).sum(), len(evidence.head))
+    assert found.explained < found.faulty
+
+
+def test_one_exchanged_block_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row exchanges its last block for the next by chance: a fault that happens to give that is shown,
+    not named."""
+
+    def change(scores: NDArray[np.float32], ids: NDArray[np.int32], random: np.random.Generator) -> None:
+        ids[0, 3, -1] = np.argsort(-scores[0, 3], kind="stable")[ids.shape[2]]
+
+    def lowers_that_block(evidence: Evidence) -> Prediction:
+        right = score(evidence)
+        scores = right.scores.copy()
+        for row in np.flatnonzero((evidence.head == 0) & (evidence.token == 3)):
+            scores[row, np.argsort(-scores[row], kind="stable")[evidence.case.topk - 1]] = -1e9
+        return by_scores(replace(right, scores=scores))
+
+    chance = Hypothesis("by chance", "none", "", lowers_that_block)
+    monkeypatch.setattr("indexer.explain.name_causes.hypotheses", lambda _evidence, _narrow: [chance])
+    verdict = explained(changed(change, ONLY_IDS))
+    assert verdict.fault_rows == 1
+    assert verdict.causes == ()
+    assert [(c.name, c.explained, c.faulty) for c in verdict.candidates] == [("by chance", 1, 1)]
 
 
 def test_ids_in_another_order_are_not_given() -> None:
@@ -163,9 +203,7 @@ def test_ids_in_another_order_are_not_given() -> None:
 
 def test_what_there_was_no_time_for_is_named() -> None:
     """The clock is past the limit after a few faults; those behind them are listed, none is lost."""
-    case = planted(HeadZero)
-    grades = np.full((case.num_heads, case.total_q), 3, dtype=np.int8)
-    evidence = gather_evidence(case, grades, 3, SCORE_TOLERANCE["exact"])
+    evidence = all_faulty(planted(HeadZero))
 
     def ticking(limit: float) -> Iterator[float]:
         now = 0.0
