@@ -205,7 +205,7 @@ def test_counters_are_kept_kernel_by_kernel_and_a_missing_one_costs_no_trace(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_all_of_it_on_the_simulated_device(tmp_path: Path) -> None:
     """Every part as it is, through a rocprofv3 that runs what it is given."""
     program = tmp_path / "bin" / "rocprofv3"
