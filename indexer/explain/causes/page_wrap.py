@@ -40,20 +40,25 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
                     fitted=2,
                 )
             )
-        found += [
-            _reads(
-                f"page offsets wrap at {name}",
-                f"The offset is kept in 32 bits: pages from byte {limit} on are read {name} lower.",
-                limit,
-                lambda e, offset, limit=limit: _wrapped(e, place_of, offset % limit),  # type: ignore[misc]
-            ),
+        found.append(
             _reads(
                 f"pages past {name} bytes are read as zero",
                 f"Reads from byte {limit} of the cache on are out of the range that the kernel was given.",
                 limit,
                 lambda _e, _offset: np.zeros(PAGE_BYTES, dtype=np.uint8),
-            ),
-        ]
+            )
+        )
+        beyond = offsets[offsets >= limit] % limit
+        if all(_wrapped(evidence, place_of, int(offset)) is None for offset in beyond):
+            continue  # without any of the pages that would be read it is no more than "somewhere else"
+        found.append(
+            _reads(
+                f"page offsets wrap at {name}",
+                f"The offset is kept in 32 bits: pages from byte {limit} on are read {name} lower.",
+                limit,
+                lambda e, offset, limit=limit: _wrapped(e, place_of, offset % limit),  # type: ignore[misc]
+            )
+        )
     return found
 
 
