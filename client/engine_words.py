@@ -187,7 +187,7 @@ def not_finite(row: NotFiniteRow) -> str:
 
 def evidence(cause: Cause) -> str:
     """What a cause was found to explain."""
-    rows = f"Computed and compared: it gives {cause.explained} of {cause.faulty} sampled faulty rows exactly"
+    rows = f"Computed and compared: it explains {cause.explained} of {cause.faulty} sampled faulty rows"
     if cause.right:
         rows += f", and leaves {cause.kept} of {cause.right} right ones as they are"
     return rows + "."

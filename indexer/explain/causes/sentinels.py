@@ -6,8 +6,8 @@ import numpy as np
 
 from indexer.explain.evidence import Evidence, Floats, Ints
 from indexer.explain.hypothesis import Hypothesis
-from indexer.explain.prediction import by_steps
-from indexer.explain.replica import Forced, Steps, force, unforced
+from indexer.explain.prediction import Prediction, by_steps
+from indexer.explain.replica import Forced, Steps, force, score, unforced
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 
@@ -22,6 +22,15 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
         found.append(
             _forces("forced blocks are not forced", "Init and local blocks keep their own scores.", unforced)
         )
+        if evidence.scores is not None and evidence.block_ids is not None:
+            found.append(
+                Hypothesis(
+                    "forced blocks are put into the selection only",
+                    FAMILY,
+                    "The ids are right; init and local blocks keep their own scores.",
+                    _in_the_selection,
+                )
+            )
     if case.init_blocks and case.local_blocks:
         found += [
             _forces(
@@ -46,6 +55,10 @@ def hypotheses(evidence: Evidence) -> list[Hypothesis]:
             ),
         ]
     return found
+
+
+def _in_the_selection(evidence: Evidence) -> Prediction:
+    return Prediction(score(evidence, Steps(forced=unforced)), score(evidence))
 
 
 def _forces(name: str, says: str, forced: Forced) -> Hypothesis:

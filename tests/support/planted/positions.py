@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tests.support.faulty_engine import Floats
+from indexer.case import Case
+from tests.support.faulty_engine import Engine, Floats
 from tests.support.planted.fault import ANY_FORCED, BOTH, LONG, ONLY_SCORES, Planted
+
+Scores, Ids = NDArray[np.float32], NDArray[np.int32]
 
 
 class NoMaskInTheBlock(Planted):
@@ -101,6 +105,24 @@ class NothingForced(Planted):
 
     def forced(self, row: Floats, position: int, seq_len: int) -> Floats:
         return row
+
+
+class ForcedInSelection(Planted):
+    name, family, options = "forced blocks are put into the selection only", "sentinels", ANY_FORCED
+    records = (BOTH,)
+
+    def outputs(self, scores: Scores, ids: Ids) -> tuple[Scores, Ids]:
+        right = self.case.engine
+        assert right is not None
+        assert right.block_ids is not None
+        return scores, right.block_ids
+
+    def forced(self, row: Floats, position: int, seq_len: int) -> Floats:
+        return row
+
+    @classmethod
+    def made(cls) -> Case:
+        return Engine(super().made()).run()
 
 
 class InitOverLocal(Planted):
