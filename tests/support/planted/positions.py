@@ -11,7 +11,8 @@ from indexer.case import Case
 from tests.support.faulty_engine import Engine, Floats
 from tests.support.planted.fault import ANY_FORCED, BOTH, LONG, ONLY_SCORES, Planted
 
-Scores, Ids = NDArray[np.float32], NDArray[np.int32]
+Scores = NDArray[np.float32]
+Ids = NDArray[np.int32]
 
 
 class NoMaskInTheBlock(Planted):
