@@ -6,7 +6,7 @@ from kernel.gfx950 import Kernel
 from kernel.gfx950.decode import Stop, decode, decode_with
 from kernel.gfx950.register_use import register_use
 from kernel.gfx950.wave import Wave
-from tests.gfx950.mutation.launches import Launch
+from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.mutation.mutants import Mutant, mutated
 
 COMPARES = ("s_cmp", "v_cmp_")
