@@ -265,6 +265,27 @@ def cut_groups(random: np.random.Generator, best: int, slices: int) -> Iterator[
         yield Row(f"groups cut in slice {at // 7}, {at % 7}", of_groups(random, maxima))
 
 
+def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator[Float32Array]:
+    """Cells that end in each slice at each of a lane's: the 0 of a load behind the end would be the best."""
+    for at in range(slices):
+        for place in range(width):
+            num = 64 * width * at + width * int(random.integers(1, 64)) + place
+            yield -1 - np.abs(_normal(random, num))
+
+
+def tied_groups(random: np.random.Generator, best: int) -> Iterator[Float32Array]:
+    """Maxima of which as many are equal or better as a list takes before it is cut: any are better, or the
+    last are."""
+    for count in range(best, 65):
+        for late in (False, True):
+            x = np.full(64, -1e6, np.float32)
+            passing = random.permutation(64)[:count]
+            x[passing] = -1
+            better = np.sort(passing)[::-1][: best - 1] if late else passing[: random.integers(0, best)]
+            x[better] = 5
+            yield x
+
+
 def late_rows(random: np.random.Generator) -> Iterator[Row]:
     """Short rows that pass whole, whose last columns are the best."""
     for num in (72, 80, 104, 128, 136, 152, 168, 192, 200, 216, 232, 256):
@@ -277,10 +298,14 @@ def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Ite
     """:func:`every_length` and :func:`uneven_halves`, of the columns of short rows, and of up to ``slices``
     times 64 groups."""
     yield from late_rows(random)
+    for x in ended_rows(random, 9 if slices is None else 1, 4):
+        yield Row("a row's end", x)
     for x in (*every_length(random, best, 1, 4), *uneven_halves(random, best, 4)):
         yield Row("a short row's columns", x)
     if slices is not None:
-        for x in every_length(random, best, slices, 1) if slices > 1 else ():
+        for x in (*tied_groups(random, best), *ended_rows(random, slices, 1)):
+            yield Row("tied or ended groups", of_groups(random, x))
+        for x in every_length(random, best, min(slices, 4), 1) if slices > 1 else ():
             yield Row("lengths of a list of groups", of_groups(random, x))
         for x in uneven_halves(random, min(best, 32), 1):
             yield Row("groups in uneven halves", of_groups(random, x))

@@ -22,8 +22,11 @@ def decides_otherwise(kernel: Kernel, mutant: Mutant, launch: Launch) -> int:
 
     def compare(wave: Wave) -> None:
         nonlocal different
+        before = [wave.scalars[at] for at in written]  # a compare may write over what it compares
         theirs(wave)
         changed = wave.scc, [wave.scalars[at] for at in written]
+        for at, value in zip(written, before, strict=True):
+            wave.scalars[at] = value
         ours(wave)
         different += changed != (wave.scc, [wave.scalars[at] for at in written])
 

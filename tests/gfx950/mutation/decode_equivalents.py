@@ -58,6 +58,13 @@ REVIEWED = (
         r"compare flipped: v_cmp_gt_i32_e(32 vcc|64 s), 16, v -> .*; s_and_b64",
         differs=True,
     ),
+    Equivalent(
+        "a row that stands on the first token of the block behind a diagonal has its own score of that one, "
+        "which follows",
+        r"v_permlane16_swap_b32_e32 v, v; compare flipped: v_cmp_gt_i32_e64 s, s, v -> .*; "
+        r"v_max_f32_e32 v, v, v; s_and_b64",
+        differs=True,
+    ),
 )
 
 _OF_SEVERAL_HEADS = (

@@ -67,7 +67,12 @@ def _diagonals(heads: int) -> DecodeLaunch:
 def _call(lengths: list[tuple[int, int]], heads: int, seed: int, forced: tuple[int, int] = (0, 0)) -> Call:
     """``lengths`` have as many queries for four heads as given, and as many rows for fewer."""
     rows = [(seq_len, min(4 * queries, MAX_ROWS, seq_len * heads)) for seq_len, queries in lengths]
-    call = random_call([(seq_len, num // heads) for seq_len, num in rows], heads, seed=seed)
+    return _with_zeros(
+        random_call([(seq_len, num // heads) for seq_len, num in rows], heads, seed=seed), forced
+    )
+
+
+def _with_zeros(call: Call, forced: tuple[int, int] = (0, 0)) -> Call:
     call.q.view(torch.uint8)[2::5] = 0  # scores of 0 show any start value but 0
     return call.forcing(*forced)
 
@@ -87,7 +92,7 @@ def _late(batch: int) -> list[tuple[int, int]]:
 
 def _hostile(heads: int, *, maxima: bool) -> DecodeLaunch:
     """Rows, queries, lengths and page ids outside everything, beside a legal request."""
-    call = _call([(1100, 1)], heads, 40)
+    call = _with_zeros(random_call([(1100, 1)], heads, seed=40))
     width, num_pages = call.block_table.shape[1], call.pages.shape[0]
     ids = tuple(([LEAST, MOST, num_pages, -1, 0, 1] * 2)[:width])
     extra = (

@@ -80,7 +80,7 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
 
 def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[Iterable[Row], int]]:
     """Rows whose lists have any length, and are cut in each place of the code that cuts one."""
-    slices = None if variant.most_groups is None else min((variant.most_groups or 512) // 64, 4)
+    slices = None if variant.most_groups is None else (variant.most_groups or 512) // 64
     yield fine_rows(random, variant.best, slices), variant.best
     if variant.most_groups is None:
         yield cut_scores(random, variant.best), variant.best
