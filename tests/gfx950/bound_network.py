@@ -18,14 +18,17 @@ _LANE = np.arange(64)
 _MIRROR, _HALF_MIRROR = _LANE ^ 15, _LANE ^ 7
 _ROTATE_8 = (_LANE & ~15) + (_LANE - 8) % 16
 _BEHIND_HALF = _LANE ^ 31
-_TRIED = 4000
+_OTHER_LANES = (1, 2, 3, 6, 7, 12)
+"""Numbers of lanes differ in these bits where an exchange takes a wrong one."""
+_TRIED = 1000
 
 
 class Network:
-    """Finds what at least ``best`` lanes' keys reach; leaves out exchange number ``missing``."""
+    """Finds what at least ``best`` lanes' keys reach; leaves out exchange number ``missing``, or
+    makes it with the lanes of ``instead``."""
 
-    def __init__(self, best: int, missing: int | None = None) -> None:
-        self.best, self.missing, self.exchanges = best, missing, 0
+    def __init__(self, best: int, missing: int | None = None, instead: Lanes | None = None) -> None:
+        self.best, self.missing, self.instead, self.exchanges = best, missing, instead, 0
 
     def bound(self, keys: Lanes) -> Lanes:
         """Of ``[n, 64, 2]`` keys, each lane's greatest and its second: ``[n]``."""
@@ -72,7 +75,9 @@ class Network:
     def _exchange(self, x: Lanes, partner: Lanes, bit: int, untouched: Lanes | None = None) -> Lanes:
         self.exchanges += 1
         if self.exchanges - 1 == self.missing:
-            return x if untouched is None else untouched
+            if self.instead is None or untouched is not None:
+                return x if untouched is None else untouched
+            partner = x[:, self.instead]
         return np.where(_LANE >> bit & 1, np.minimum(x, partner), np.maximum(x, partner))
 
 
@@ -98,15 +103,17 @@ def random_keys(random: np.random.Generator, best: int, high: int, count: int) -
 
 
 def telling_keys(best: int, seed: int = 0) -> Iterator[npt.NDArray[np.int64]]:
-    """For each exchange, keys ``[64]`` (how many of a lane's are high) whose bound is too low without it."""
+    """For each exchange, keys ``[64]`` (how many of a lane's are high) whose bound is another without it, or
+    with other lanes than its own."""
     keys = random_keys(np.random.default_rng(seed), best, best, _TRIED)
     whole = Network(best)
     right = whole.bound(keys)
     found: set[int] = set()
     for missing in range(whole.exchanges):
-        low = np.flatnonzero(Network(best, missing).bound(keys) < right)
-        if low.size and not found & set(low.tolist()):
-            found.add(int(low[0]))
+        for instead in (None, *(_LANE ^ other for other in _OTHER_LANES)):
+            wrong = np.flatnonzero(Network(best, missing, instead).bound(keys) != right)
+            if wrong.size and not found & set(wrong.tolist()):
+                found.add(int(wrong[0]))
     yield from (keys[at].sum(1) for at in sorted(found))
 
 

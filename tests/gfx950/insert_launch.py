@@ -18,8 +18,8 @@ BEFORE = 0xA5
 """What every byte of the pages holds before."""
 _PAGE_STRIDE = (5 << 30) + 48
 """Bytes: each page is a region of its own, and page offsets need 64 bits."""
-_KEY_PADDING = 16
-"""Bytes between keys."""
+_KEY_STRIDE = (5 << 30) + 16
+"""Bytes: so is each key."""
 _THREADS, _KEYS_A_WORKGROUP = 256, 32
 
 
@@ -52,13 +52,13 @@ class InsertLaunch:
     def run(self, kernel: Kernel) -> RunReport:
         """Raises an InterpreterError for what the kernel does wrong, WrongPagesError for what it writes."""
         num, key_bytes = self.keys.shape[0], 128 * self.key_type.num_bytes
-        padded = np.full((num, key_bytes + _KEY_PADDING), 0x7F, np.uint8)
-        padded[:, :key_bytes] = self.keys.contiguous().view(torch.uint8).numpy()
+        keys = self.keys.contiguous().view(torch.uint8).numpy().reshape(num, key_bytes)
         pages = np.full((self.num_pages, 9216), BEFORE, np.uint8)
         slots = self.slots.numpy()
         memory = Memory()
-        keys_at, slots_at, pages_at = (1 << 40) - 4096, (2 << 40) - 8, (3 << 44) - 9216
-        memory.register_array(padded, "keys", writable=False, address=keys_at)
+        keys_at, slots_at, pages_at = (1 << 46) - 4096, (2 << 40) - 8, (3 << 44) - 4096
+        for row, key in enumerate(keys):
+            memory.register_array(key, f"key {row}", writable=False, address=keys_at + row * _KEY_STRIDE)
         memory.register_array(slots, "slots", writable=False, address=slots_at)
         for page_id, page in enumerate(pages):
             address = pages_at + page_id * _PAGE_STRIDE
@@ -66,7 +66,7 @@ class InsertLaunch:
         kernargs = struct.pack(
             "<6qi",
             keys_at,
-            key_bytes + _KEY_PADDING,
+            _KEY_STRIDE,
             slots_at,
             pages_at,
             _PAGE_STRIDE,

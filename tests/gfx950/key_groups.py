@@ -49,11 +49,13 @@ def _on_thresholds(scales: Float64Array, dtype: torch.dtype) -> Iterator[torch.T
 
 
 def _on_midpoints(scales: Float64Array, dtype: torch.dtype) -> Iterator[torch.Tensor]:
-    """A largest magnitude whose sixth lies between two scales, or next to that."""
+    """A largest magnitude whose sixth lies between two scales, or next to that, in one place or another."""
     limits = torch.from_numpy(3 * (scales[:-1] + scales[1:])[:, None]).to(dtype)
     for step in (0, 1, -1):
         largest = _stepped(limits, step)
-        yield torch.cat([largest / 7, largest / 3, -largest, largest.new_zeros(len(largest), 13)], dim=1)
+        groups = torch.cat([largest / 7, largest / 3, -largest, largest.new_zeros(len(largest), 13)], dim=1)
+        # of two neighbouring midpoints one is rounded down: both take each place
+        yield torch.stack([group.roll(at // 2) for at, group in enumerate(groups)])
 
 
 def _alone(dtype: torch.dtype) -> Iterator[torch.Tensor]:

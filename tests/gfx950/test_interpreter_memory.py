@@ -115,6 +115,15 @@ def test_narrow_loads_and_stores(kind: str, head: str) -> None:
         assert int(target[lane]) == value // 256**size * 256**size + low
 
 
+def test_a_buffer_without_a_data_format_is_refused() -> None:
+    with pytest.raises(UnsupportedInstructionError, match="data format 0"):
+        two_buffers(
+            words(64),
+            words(64),
+            f"{DESCRIPTORS}s_mov_b32 s11, 0x7000\nbuffer_load_dword v10, off, s[8:11], 0",
+        )
+
+
 def test_a_buffer_ends_where_its_descriptor_says() -> None:
     source, target = words(256, 2), np.full(64, 7, np.uint32)
     body = f"""{DESCRIPTORS}

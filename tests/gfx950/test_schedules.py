@@ -17,9 +17,10 @@ from kernel.gfx950 import (
     UndefinedReadError,
 )
 from kernel.gfx950.parse import parse_instruction
-from tests.gfx950.mutation.campaign import Campaign, campaign
-from tests.gfx950.mutation.launches import Launch
+from tests.gfx950.mutation.campaign import Campaign
+from tests.gfx950.mutation.campaigns import prefill
 from tests.gfx950.mutation.mutants import Mutant, mutated
+from tests.gfx950.mutation.prefill_launches import PrefillLaunch
 
 ORDERS = (
     *SCHEDULES,
@@ -31,7 +32,7 @@ ORDERS = (
 @pytest.mark.parametrize("case", ["unaligned", "aligned", "forced", "decode"])
 def test_every_order_of_waves_writes_the_same_bytes(case: str, heads: int) -> None:
     """Each order gives the oracle's bits, in cells that a launch owns and in none else."""
-    found = campaign(heads)
+    found = prefill(heads)
     launches = [launch for launch in found.launches if launch.case.name == case]
     for at, schedule in enumerate(ORDERS):
         launches[at % len(launches)].under(schedule).run(found.kernel)
@@ -40,7 +41,7 @@ def test_every_order_of_waves_writes_the_same_bytes(case: str, heads: int) -> No
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_barrier_some_launch_races(schedule: Schedule) -> None:
     """Each barrier of the kernel, in every order of waves: nothing of the others hides that it is missing."""
-    found = campaign(4)
+    found = prefill(4)
     barriers = [at for at, one in enumerate(found.kernel.instructions) if one.mnemonic == "s_barrier"]
     assert len(barriers) > 2
     for at in barriers:
@@ -53,17 +54,17 @@ def test_without_a_barrier_some_launch_races(schedule: Schedule) -> None:
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_two_waves_that_write_one_lds_byte_race(heads: int, schedule: Schedule) -> None:
     """Entry ``lane`` of the LUT instead of entry ``thread``: all waves write the same bytes."""
-    found = campaign(heads)
+    found = prefill(heads)
     with pytest.raises(RaceError, match=r"LDS byte .* writes what wave . wrote"):
         found.launches[0].under(schedule).run(_with_lanes_for_threads(found.kernel))
 
 
-def _run_all(launches: list[Launch], kernel: Kernel, schedule: Schedule) -> None:
+def _run_all(launches: list[PrefillLaunch], kernel: Kernel, schedule: Schedule) -> None:
     for launch in launches:
         launch.under(schedule).run(kernel)
 
 
-def _launches_through(found: Campaign, at: int) -> list[Launch]:
+def _launches_through(found: Campaign[PrefillLaunch], at: int) -> list[PrefillLaunch]:
     return [launch for launch, executed in zip(found.launches, found.executed, strict=True) if executed[at]]
 
 

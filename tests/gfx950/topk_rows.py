@@ -107,21 +107,71 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
 def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Iterator[Row]:
     """The ``best`` scores in as many groups, and the row ends inside a load of four groups: a group behind
     the end must not displace the last of them."""
-    for left in (
-        40,
-        20,
-        7,
-        4,
-        3,
-        2,
-        1,
-    ):  # all negative: the 0 of a load behind the end would be the best
+    for left in (40, 20, 7, 4, 3, 2, 1, -3, -2, -1, 0):  # the 0 of a load behind the end would be the best
         num = length - left
         x = np.full(num, -101, np.float32)
         groups = random.choice(num // GROUP, min(best, num // GROUP), replace=False)
-        places = random.integers(0, GROUP, groups.size)
-        x[groups * GROUP + places] = random.permutation(groups.size).astype(np.float32) - 100
+        if left <= 4:
+            groups[0] = (num - 1) // GROUP  # the last one, whole or not
+        places = np.minimum(groups * GROUP + random.integers(0, GROUP, groups.size), num - 1)
+        x[places] = random.permutation(groups.size).astype(np.float32) - 100
         yield Row(f"{best} groups of {num} blocks", x)
+
+
+def every_length(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
+    """Cells of which a list takes 1 more, up to as many as it can before it is cut; in no order.
+
+    Few lanes have better cells, a last one the least of those that the bound lets pass.
+    """
+    own = 1 if best < 64 else 2
+    heavy = best // own - 1
+    for count in range(heavy * own, min(heavy * slices * width, 64 * own) + 1):
+        lanes = random.permutation(64)
+        cells = np.arange(64 * width * slices).reshape(slices, 64, width).transpose(1, 0, 2).reshape(64, -1)
+        of_lane = [random.permutation(cells[lane]) for lane in lanes[: heavy + own]]
+        first = [one[:own] for one in of_lane[:heavy]]
+        more = random.permutation(np.concatenate([one[own:] for one in of_lane[:heavy]]))
+        chosen = np.concatenate([*first, more[: count - heavy * own]])
+        x = np.full(cells.size, -1e6, np.float32)
+        x[chosen] = random.permutation(chosen.size) - 500
+        x[[one[0] for one in of_lane[heavy:]]] = -1000
+        yield x
+
+
+def uneven_halves(random: np.random.Generator, best: int, width: int) -> Iterator[Float32Array]:
+    """Cells whose best are in as many lanes, each number of them in the wave's lower half."""
+    half = min(best, 32)
+    for low in range(half + 1):
+        lanes = [*random.permutation(32)[:low], *(32 + random.permutation(32)[: half - low])]
+        if best == 64:
+            lanes = [*lanes, *lanes]
+        x = np.full(64 * width, -1e6, np.float32)
+        for at, lane in enumerate(lanes):
+            x[lane * width + (at >= half)] = random.permutation(1000)[0] - at * 1e-3
+        x[random.permutation(64 * width)[:2]] += 1
+        yield x
+
+
+def of_groups(random: np.random.Generator, maxima: Float32Array) -> Float32Array:
+    """Scores whose groups have these maxima, anywhere in them."""
+    x = np.full(GROUP * maxima.size, -2e6, np.float32)
+    x[np.arange(maxima.size) * GROUP + random.integers(0, GROUP, maxima.size)] = maxima
+    return x
+
+
+def gathered_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Of the best groups as many columns pass as a list takes before it is cut, one more in each row."""
+    for count in range(best, 65):
+        groups = random.permutation(64)[:best]
+        x = np.full(1024, -1e6, np.float32)
+        columns = groups * GROUP + random.integers(0, GROUP, best)
+        x[columns] = random.permutation(best) - 500
+        last = columns[np.argmin(x[columns])]
+        others = np.setdiff1d((groups[:, None] * GROUP + np.arange(GROUP)).ravel(), columns)
+        others = others[others // GROUP != last // GROUP]
+        more = random.permutation(others)[: count - best]
+        x[more] = x[last] + 0.5
+        yield Row(f"{count} columns of {best} groups", x)
 
 
 def counted_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
@@ -173,6 +223,110 @@ def heavy_rows(random: np.random.Generator, best: int, length: int) -> Iterator[
         yield Row(f"{best - 1} heavy lanes of {length} blocks, {at}", x)
 
 
+def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
+    """Cells whose list is cut in each slice of ``64 * width``, and again in the next ones.
+
+    A slice of ties passes, whole or in part, behind as many of them as do not cut the list yet. One lane
+    fewer than ``best`` has better cells, before, among and behind them, in no order and with ties; or the
+    last of the ties are the best, and fill the list's last eight places.
+    """
+    covered, limit = 64 * width, 64 if best < 64 else 128
+    for at in range(slices):
+        for whole, late in ((True, False), (False, False), (True, True), *[(True, False)] * 4):
+            x = np.full(slices * covered, -1e6, np.float32)
+            ties = at * covered + random.permutation(covered)[: covered if whole else covered // 2 + 8]
+            before = int(random.integers(max(limit + 1 - ties.size, 0), limit - 9))
+            if late:
+                before += -(before + ties.size) % 8
+                x[[*random.permutation(at * covered)[:before], *ties]] = -50
+                x[np.sort(ties)[-12:]] = random.permutation(12)
+                yield x
+                continue
+            x[[*random.permutation(at * covered)[:before], *ties]] = -50
+            lanes = random.choice(64, best - 1, replace=False)
+            better = np.flatnonzero(np.isin(np.arange(x.size) // width % 64, lanes))
+            early = better[better < (at + 1) * covered]
+            better = np.concatenate([random.permutation(early)[: best - 1], better[early.size :]])
+            x[better] = random.integers(0, 40, better.size) if at % 2 else random.permutation(better.size)
+            yield x
+
+
+def cut_scores(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """:func:`cut_cells` of a chunk of 2,048; the next chunk of some has some of the best."""
+    for at, x in enumerate(cut_cells(random, best, 8, 4)):
+        tail = np.full(300 if at % 4 > 1 else 0, -1e6, np.float32)
+        tail[random.permutation(tail.size)[:best]] = 20
+        yield Row(f"cut in slice {at // 7}, {at % 7}", np.concatenate([x, tail]))
+
+
+def cut_groups(random: np.random.Generator, best: int, slices: int) -> Iterator[Row]:
+    """:func:`cut_cells` as the maxima of groups."""
+    for at, maxima in enumerate(cut_cells(random, best, slices, 1)):
+        yield Row(f"groups cut in slice {at // 7}, {at % 7}", of_groups(random, maxima))
+
+
+def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator[Float32Array]:
+    """Cells that end in each slice at each of a lane's: the 0 of a load behind the end would be the best."""
+    for at in range(slices):
+        for place in range(width):
+            num = 64 * width * at + width * int(random.integers(1, 64)) + place
+            yield -1 - np.abs(_normal(random, num))
+
+
+def tied_groups(random: np.random.Generator, best: int) -> Iterator[Float32Array]:
+    """Maxima of which as many are equal or better as a list takes before it is cut: any are better, or the
+    last are."""
+    for count in range(best, 65):
+        for late in (False, True):
+            x = np.full(64, -1e6, np.float32)
+            passing = random.permutation(64)[:count]
+            x[passing] = -1
+            better = np.sort(passing)[::-1][: best - 1] if late else passing[: random.integers(0, best)]
+            x[better] = 5
+            yield x
+
+
+def late_rows(random: np.random.Generator) -> Iterator[Row]:
+    """Short rows that pass whole, whose last columns are the best."""
+    for num in (72, 80, 104, 128, 136, 152, 168, 192, 200, 216, 232, 256):
+        x = np.full(num, -50, np.float32)
+        x[-12:] = random.permutation(12)
+        yield Row(f"the last 12 of {num} blocks", x)
+
+
+def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Iterator[Row]:
+    """:func:`every_length` and :func:`uneven_halves`, of the columns of short rows, and of up to ``slices``
+    times 64 groups."""
+    yield from late_rows(random)
+    for x in ended_rows(random, 9 if slices is None else 1, 4):
+        yield Row("a row's end", x)
+    for x in (*every_length(random, best, 1, 4), *uneven_halves(random, best, 4)):
+        yield Row("a short row's columns", x)
+    if slices is not None:
+        for x in (*tied_groups(random, best), *ended_rows(random, slices, 1)):
+            yield Row("tied or ended groups", of_groups(random, x))
+        for x in every_length(random, best, min(slices, 4), 1) if slices > 1 else ():
+            yield Row("lengths of a list of groups", of_groups(random, x))
+        for x in uneven_halves(random, min(best, 32), 1):
+            yield Row("groups in uneven halves", of_groups(random, x))
+        yield from gathered_rows(random, best)
+
+
+def cut_columns(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Of 16 of the best groups all columns pass, of the others few: lists that are cut behind each 16 groups;
+    among ties are lower and higher ids."""
+    for first in range(0, best, GROUP):
+        for levels in (1, 3, 1000):
+            groups = random.permutation(64)[:best]
+            x = np.full(1024, -1e6, np.float32)
+            for place, group in enumerate(groups):
+                passing = GROUP if first <= place < first + GROUP else int(random.integers(1, 5))
+                columns = group * GROUP + random.permutation(GROUP)[:passing]
+                x[columns] = random.integers(0, levels, columns.size)
+                x[columns[0]] = levels + (best - 1 - place)
+            yield Row(f"columns cut behind group {first}, {levels} levels", x)
+
+
 def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
     """The best columns at every place of a lane's loads."""
     places = random.permutation(min(length, 2048) // 256 * 4)
@@ -187,7 +341,7 @@ def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
 def crowded_groups(random: np.random.Generator, best: int) -> Iterator[Row]:
     """Of 64 groups the best stand next to each other, wherever, and the others tie for the places left; or
     all differ, and the best of them hold some of the best columns."""
-    whole = [(first, 15, 64) for first in (2, 16, 31, 46, 49)]
+    whole = [(first, 15, 64) for first in (0, 1, 2, 16, 31, 46, 49)]
     for first, better, num in (*whole, (30, 13, 45)):
         x = np.full(1024, -1e6, np.float32)
         groups = np.sort(random.permutation(64)[:num])

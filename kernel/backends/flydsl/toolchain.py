@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernel.backends.flydsl import kernel_cache, linker
 from kernel.backends.flydsl.decode_layout import LAYOUTS
@@ -18,6 +19,9 @@ from kernel.backends.flydsl.runtime import TARGET
 from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
+
+if TYPE_CHECKING:
+    from kernel.backends.flydsl.score_decode import Layout
 
 
 def check() -> str:
@@ -118,12 +122,12 @@ def assembly(heads: int) -> tuple[str, str]:
     return assembly_of(lambda: score_prefill.compile_for(heads))
 
 
-def decode_assembly(heads: int) -> tuple[str, str]:
-    """:func:`assembly_of` the decode scorer for ``heads`` index heads."""
+def decode_assembly(heads: int, layout: Layout = "registers") -> tuple[str, str]:
+    """:func:`assembly_of` the decode scorer for ``heads`` index heads and a layout of pages on their way."""
     prepare()
     from kernel.backends.flydsl import score_decode
 
-    return assembly_of(lambda: score_decode.compile_for(heads))
+    return assembly_of(lambda: score_decode.compile_for(heads, layout=layout))
 
 
 def topk_assembly(variant: Variant) -> tuple[str, str]:

@@ -123,8 +123,10 @@ class WaveRows:
             cells = Cells.at(maxima, d.shift_right(num + (MAXIMA_BLOCKS - 1), 4))
             most = self.variant.most_groups
             # A group a lane and load, not four: a row of few groups still has one in every lane.
-            found = select.scan(cells, 1, most or GROUP_CHUNK, once=bool(most))
-            return list(select.gather(scores, select.select_groups(found, one_a_lane=most == LANES)))
+            chunk, once = most or GROUP_CHUNK, bool(most)
+            found = select.scan(cells, 1, chunk, once)
+            bound = select.select_groups(found, most == LANES, select.most_found(chunk, once))
+            return list(select.gather(scores, bound))
 
         grouped = self.variant.most_groups is not None
         types = [d.i32(0).type] * 2

@@ -6,6 +6,7 @@ sort, and every lane can store its own. A list that grows past its limit is cut 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -70,15 +71,12 @@ class CandidateList:
     Args:
         best: candidates that a cut keeps: 16, 32 or 64.
         lane: this lane's number.
-        lds: where the list lies, ``list_bytes(most)`` bytes.
-        most: see :func:`longest`.
+        lds: where the list lies, :func:`list_bytes` of the most that it may hold.
     """
 
-    def __init__(self, best: int, lane: Value, lds: Value, most: int) -> None:
+    def __init__(self, best: int, lane: Value, lds: Value) -> None:
         self.best, self.lane, self.lds = best, lane, lds
-        self._slots = -(-most // LANES)
         self._often_long = best == LANES
-        # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
 
     def append(
         self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, legal: Sequence[Value] = ()
@@ -87,9 +85,10 @@ class CandidateList:
         count = fx.Int32(state.count)
         for at, (key, not_id) in enumerate(zip(keys, not_ids)):
             passes = fx.Int32(key) >= state.bound
-            if legal:
-                passes = passes & legal[at]
             mask = ballot(passes)
+            if legal:  # of a conjunction's ballot LLVM makes two vector instructions more
+                mask = mask & ballot(legal[at])
+                passes = passes & legal[at]
             place, end = lanes_below(mask), self._entry(count)
 
             def put(key: Value = key, not_id: Value = not_id, place: Value = place, end: Value = end) -> None:
@@ -99,20 +98,24 @@ class CandidateList:
             count = count + count_lanes(mask)
         return State(count, state.bound)
 
-    def cut_if_long(self, state: State, ordered: bool) -> State:
-        """Cut a list past its limit; ``ordered``: what follows has higher ids than what is in it."""
-        return self._cut_if(limit(self.best), state, ordered)
+    def cut_if_long(self, state: State, ordered: bool, most: int) -> State:
+        """Cut a list past its limit, of ``most`` candidates at most. ``ordered``: what follows has higher ids
+        than what is in it."""
+        return self._cut_if(limit(self.best), state, ordered, most)
 
-    def ranked(self, state: State, ordered: bool) -> tuple[State, Ranked]:
+    def ranked(self, state: State, ordered: bool, most: int) -> tuple[State, Ranked]:
         """The candidates, one a lane, and their places; a list longer than a wave is cut first."""
-        if not self._often_long:
-            state = self._cut_if(LANES, state, ordered)
+        if not self._often_long or most <= LANES:
+            state = self._cut_if(LANES, state, ordered, most)
             candidate, place = self._rank(state)
             return state, self._ranked(candidate, place, state)
 
         def cut() -> list[Value]:
             """A cut leaves the list in order."""
-            left = self._cut(state, ordered)
+            keep = functools.partial(self._keep, state)
+            # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
+            d.if_then(fx.Int32(state.count) <= 2 * LANES, lambda: keep(2), lambda: keep(-(-most // LANES)))
+            left = self._best_of(state, ordered)
             lane = fx.Int32(d.pin(self.lane))
             return [*left, self._load(lane), lane]
 
@@ -136,9 +139,15 @@ class CandidateList:
             count <= _HALF, [T.i64, T.i32], lambda: self._halves(count), lambda: self._wave(count)
         )
 
-    def _cut_if(self, most: int, state: State, ordered: bool) -> State:
-        longer = fx.Int32(state.count) > most
-        return State(*d.if_else(longer, [T.i32, T.i32], lambda: self._cut(state, ordered), lambda: state))
+    def _cut_if(self, allowed: int, state: State, ordered: bool, most: int) -> State:
+        if most <= allowed:
+            return state
+
+        def cut() -> State:
+            self._keep(state, -(-most // LANES))
+            return self._best_of(state, ordered)
+
+        return State(*d.if_else(fx.Int32(state.count) > allowed, [T.i32, T.i32], cut, lambda: state))
 
     def _entry(self, index: Value) -> Value:
         return d.offset(self.lds, index * _BYTES)
@@ -189,30 +198,38 @@ class CandidateList:
                     place = _one_more(place, other, mine)
             return place
 
-        place = counted(d.as_int32(0), _SURE, d.i32(0))
-        (place,) = d.for_range(_SURE, count, 4, [place], lambda i, p: [counted(i, 4, p[0])])
+        def rest(at: int, place: Value) -> Value:
+            """No loop: LLVM would unroll it by eight, and at most four steps are left."""
+            if at == _HALF:
+                return place
+
+            def more() -> list[Value]:
+                return [rest(at + 4, counted(d.as_int32(at), 4, place))]
+
+            (after,) = d.if_else(count > at, [T.i32], more, lambda: [place])
+            return after
+
+        place = rest(_SURE, counted(d.as_int32(0), _SURE, d.i32(0)))
         low, high = swapped(32, place)
         return [mine, low + high]
 
-    def _cut(self, state: State, ordered: bool) -> State:
-        """The best of a long list, in order; then a column must beat the last of them, or equal it where its
-        id may be lower."""
+    def _keep(self, state: State, slots: int) -> None:
+        """Leave the best of a list of more than 64, and at most ``64 * slots``, in order."""
         count = fx.Int32(state.count)
         self._pad(count)
+        mine, places = self._places(count, slots)
+        wave_sync()
+        lane = fx.Int32(d.pin(self.lane))
+        for s in range(slots):
+            kept = fx.Int32(places[s]) < self.best
+            if s:
+                kept = (lane + LANES * s < count) & kept
+            d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
+        wave_sync()
 
-        def keep(slots: int) -> None:
-            mine, places = self._places(count, slots)
-            wave_sync()
-            lane = fx.Int32(d.pin(self.lane))
-            for s in range(slots):
-                kept = (lane + LANES * s < count) & (fx.Int32(places[s]) < self.best)
-                d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
-            wave_sync()
-
-        if self._often_long:
-            d.if_then(count <= 2 * LANES, lambda: keep(2), lambda: keep(self._slots))
-        else:
-            keep(self._slots)
+    def _best_of(self, state: State, ordered: bool) -> State:
+        """After :meth:`_keep`. A column must then beat the last of the best, or equal it where its id may be
+        lower."""
         last = d.offset(self.lds, _BYTES * (self.best - 1) + 4)  # the list was longer: there is one
         key = d.uniform(llvm.load(T.i32, last, alignment=4))
         return State(d.i32(self.best), d.maximum(state.bound, key + 1 if ordered else key))

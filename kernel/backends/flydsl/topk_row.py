@@ -66,11 +66,15 @@ class RowSelector:
         self.best, self.lane = best, lane
         self.order = KeyOrder(best, lane)
         most = longest(best, grouped)
-        self.list = CandidateList(best, lane, lds, most)
+        self.list = CandidateList(best, lane, lds)
         self._scratch = lds  # after the last use of the list
         self._selected = d.offset(lds, list_bytes(most))
 
     # ---- candidates ----
+    def most_found(self, chunk: int, once: bool) -> int:
+        """Candidates that :meth:`scan` leaves at most: all cells of a row that the list can hold."""
+        return chunk if once and chunk <= limit(self.best) + SLICE else limit(self.best)
+
     def scan(self, cells: Cells, width: int, chunk: int, once: bool) -> State:
         """Candidates of all cells.
 
@@ -82,7 +86,7 @@ class RowSelector:
         """
         covered = LANES * width
         slices = chunk // covered
-        fits = once and chunk <= limit(self.best) + SLICE  # the list holds them all
+        fits = self.most_found(chunk, once) == chunk
         lane_first = self.lane * width
 
         def body(base: Value, values: list[Value]) -> list[Value]:
@@ -104,7 +108,7 @@ class RowSelector:
                 if slices == 1:
                     state = self.list.append(keys[u], not_ids, state)
                 else:
-                    state = self._append_slice(keys[u], not_ids, state, fits)
+                    state = self._append_slice(keys[u], not_ids, state, covered, fits)
             return [*state, *maxima, *ahead]
 
         start = [d.i32(0), d.i32(LEAST_BOUND), *[d.i32(NO_COLUMN)] * self.order.maxima]
@@ -131,7 +135,8 @@ class RowSelector:
             not_id = first[p] ^ -1
             state = self.list.append(keys, [not_id - j for j in range(QUAD)], state, legal)
             if p + 1 < passes:
-                state = self.list.cut_if_long(state, ordered=False)
+                most = SLICE + limit(self.best) * (p > 0)
+                state = self.list.cut_if_long(state, ordered=False, most=most)
         return state
 
     def _load(self, cells: Cells, base: Value, slices: int, width: int) -> list[Value]:
@@ -144,7 +149,7 @@ class RowSelector:
         return [d.select(first + j < num, self.order.key(x), d.i32(NO_COLUMN)) for j, x in enumerate(cells)]
 
     def _append_slice(
-        self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, fits: bool
+        self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, covered: int, fits: bool
     ) -> State:
         """Skip the slice where no lane has a column that reaches the bound."""
         highest = keys[0]
@@ -153,24 +158,26 @@ class RowSelector:
 
         def some() -> State:
             longer = self.list.append(keys, not_ids, state)
-            return longer if fits else self.list.cut_if_long(longer, ordered=True)
+            most = limit(self.best) + covered
+            return longer if fits else self.list.cut_if_long(longer, ordered=True, most=most)
 
         reached = any_lane(fx.Int32(highest) >= state.bound)
         return State(*d.if_else(reached, [T.i32, T.i32], some, lambda: state))
 
     # ---- groups ----
-    def select_groups(self, state: State, one_a_lane: bool) -> fx.Int32:
+    def select_groups(self, state: State, one_a_lane: bool, most: int) -> fx.Int32:
         """Note the best groups among the candidates, ``NO_GROUP`` behind the last.
 
         Args:
             state: of the scan of the maxima.
             one_a_lane: each lane had one group at most, so the bound of 16 is that of the 16th group.
+            most: candidates at most.
 
         Returns:
             The key that every column of the result reaches: that of the last group's maximum.
         """
         if not (one_a_lane and self.best == 16):
-            return self._groups_by_place(state)
+            return self._groups_by_place(state, most)
         wave_sync()
         # If no more than 16 reached the bound they are the best 16, and the bound is the least of them.
         return fx.Int32(
@@ -178,7 +185,7 @@ class RowSelector:
                 fx.Int32(state.count) == self.best,
                 [T.i32],
                 lambda: self._groups_as_found(state),
-                lambda: [self._groups_by_place(state)],
+                lambda: [self._groups_by_place(state, most)],
             )[0]
         )
 
@@ -187,8 +194,8 @@ class RowSelector:
         self._note_group(self.lane, d.select(mine.live, mine.column, d.as_int32(NO_GROUP)))
         return [state.bound]
 
-    def _groups_by_place(self, state: State) -> fx.Int32:
-        _, mine = self.list.ranked(state, ordered=True)
+    def _groups_by_place(self, state: State, most: int) -> fx.Int32:
+        _, mine = self.list.ranked(state, ordered=True, most=most)
         wave_sync()
         chosen = mine.live & (mine.place < self.best)
         place = fx.Int32(d.select(mine.live, mine.place, self.lane))
@@ -203,8 +210,10 @@ class RowSelector:
 
     # ---- result ----
     def emit(self, state: State, ordered: bool, out: Value, k: fx.Int32, ascending: Value) -> None:
-        """Store the row's ``k`` ids at ``out``, -1 behind the last: by place, or ascending."""
-        _, mine = self.list.ranked(state, ordered)
+        """Store the row's ``k`` ids at ``out``, -1 behind the last: by place, or ascending.
+        ``ordered``: the list was filled by a scan of the columns, else maybe by :meth:`gather`."""
+        most = SLICE if ordered else longest(self.best, grouped=True)
+        _, mine = self.list.ranked(state, ordered, most)
         place = fx.Int32(d.select(mine.live, mine.place, self.lane))
         chosen = mine.live & (mine.place < k)
 

@@ -27,6 +27,10 @@ class Target:
 AddressSource = Callable[[Wave], Target]
 
 
+_FORMAT_32 = 4
+"""A descriptor's data format that LLVM sets for raw buffers: one of 0 is invalid."""
+
+
 def buffer_address(
     form: Form, address: Operand, resource: Operand, scalar_offset: Operand, size: int, *, cut: bool = False
 ) -> AddressSource:
@@ -57,6 +61,8 @@ def buffer_address(
             raise UnsupportedInstructionError(
                 "a buffer with a stride, a swizzle or the lane's number in its address"
             )
+        if flags >> 15 & 15 != _FORMAT_32:
+            raise UnsupportedInstructionError(f"a buffer of data format {flags >> 15 & 15}, not of dwords")
         moved = soffset(wave)
         offsets = np.broadcast_to(per_lane(wave), 64).astype(np.int64) + constant
         lanes = np.flatnonzero(wave.lanes & (offsets + moved < records))

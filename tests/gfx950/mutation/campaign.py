@@ -2,46 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from kernel.backends.flydsl import toolchain
-from kernel.gfx950 import InterpreterError, Kernel, check_hazards, parse_program
-from tests.gfx950.mutation import equivalents, inputs
+from kernel.gfx950 import InterpreterError, Kernel, RunReport, check_hazards
+from tests.gfx950.insert_launch import WrongPagesError
+from tests.gfx950.mutation import equivalents
 from tests.gfx950.mutation.compares import COMPARES, decides_otherwise
-from tests.gfx950.mutation.launches import Launch, WrongScoresError
+from tests.gfx950.mutation.launch import Launch, WrongScoresError, WrongWorkError
 from tests.gfx950.mutation.mutants import NOP_SHORTENED, Mutant, mutated
 from tests.gfx950.mutation.score import HIDDEN, PROVED, REVIEWED, SURVIVED, UNUSED, Verdict
-from tests.gfx950.mutation.work import WrongWorkError, check_work
+from tests.gfx950.topk_launch import WrongIdsError
 
-Executed = list[npt.NDArray[np.int64]]
+Executed = npt.NDArray[np.int64]
+"""How often a launch executes each instruction."""
+AnyLaunch = TypeVar("AnyLaunch", bound=Launch)
+CheckWork = Callable[[AnyLaunch, RunReport, Executed], None]
+"""Raises WrongWorkError for a run that took another way than is due; is told what the kernel executes."""
+_CAUGHT = (InterpreterError, WrongScoresError, WrongIdsError, WrongPagesError, WrongWorkError)
 
 
-class Campaign:
+class Campaign(Generic[AnyLaunch]):
     """Mutants of one kernel under launches that the kernel itself gets right.
 
-    What survives the ``launches`` goes on to those of the ``sweep``, and its effect is followed in both.
+    What survives the ``launches`` goes on to those of the ``sweep``, and its effect is followed in both; then
+    it is looked for among the ``equivalents``.
     """
 
-    def __init__(self, kernel: Kernel, launches: Sequence[Launch], sweep: Sequence[Launch]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        launches: Sequence[AnyLaunch],
+        check_work: CheckWork[AnyLaunch],
+        reviewed: Sequence[equivalents.Equivalent] = (),
+        sweep: Sequence[AnyLaunch] = (),
+    ) -> None:
         self.kernel = kernel
         self.launches, self.sweep = launches, sweep
+        self._check_work, self._reviewed = check_work, reviewed
 
     @cached_property
-    def executed(self) -> Executed:
-        """How often each launch executes each instruction. Raises what the kernel itself does wrong."""
-        return self._counts(self.launches)
+    def executed(self) -> list[Executed]:
+        """Of each launch. Raises what the kernel itself does wrong."""
+        return [self._executed(launch) for launch in self.launches]
 
     @cached_property
-    def _executed_by_sweep(self) -> Executed:
-        return self._counts(self.sweep)
+    def _executed_by_sweep(self) -> list[Executed]:
+        return [self._executed(launch) for launch in self.sweep]
 
     def reached(self, index: int) -> bool:
         """Whether any launch executes an instruction."""
-        return any(counts[index] for counts in self.executed)
+        return any(executed[index] for executed in self.executed)
 
     def judge(self, mutant: Mutant, *, thorough: bool = True) -> Verdict:
         """A verdict that is not ``thorough`` leaves out the sweep."""
@@ -50,63 +65,52 @@ class Campaign:
             return Verdict(mutant, PROVED, reason)
         try:
             changed = mutated(self.kernel, mutant)
-            launches = self._reaching(self.launches, self.executed, mutant.index)
-            reaching = len(launches)
+            runs = self._reaching(self.launches, self.executed, mutant.index)
             if mutant.operator != NOP_SHORTENED:  # which changes no value
-                _run(changed, launches)
+                self._run(changed, runs)
             check_hazards(changed)
-            if thorough:
-                launches += self._reaching(self.sweep, self._executed_by_sweep, mutant.index)
+            more = self._reaching(self.sweep, self._executed_by_sweep, mutant.index) if thorough else []
+            differs = None
             if self.kernel.instructions[mutant.index].mnemonic.startswith(COMPARES):
                 # where a compare decides as before, the run is the same
-                different = [one for one in launches if decides_otherwise(self.kernel, mutant, one)]
-                _run(changed, different)
-                reason = equivalents.reviewed(self.kernel, mutant, differs=bool(different))
-                if reason:
-                    return Verdict(mutant, REVIEWED, reason)
-            else:
-                _run(changed, launches[reaching:])
-        except (InterpreterError, WrongScoresError, WrongWorkError) as error:
+                differs = any(decides_otherwise(self.kernel, mutant, launch) for launch, _ in runs)
+                more = [run for run in more if decides_otherwise(self.kernel, mutant, run[0])]
+                differs = differs or bool(more)
+            self._run(changed, more)
+        except _CAUGHT as error:
             return Verdict(mutant, type(error).__name__, str(error))
-        return self._explained(mutant, launches)
+        return self._explained(mutant, [launch for launch, _ in [*runs, *more]], differs)
 
-    def _explained(self, mutant: Mutant, launches: Sequence[Launch]) -> Verdict:
+    def _explained(self, mutant: Mutant, launches: Sequence[AnyLaunch], differs: bool | None) -> Verdict:
+        reason = equivalents.reviewed(self._reviewed, self.kernel, mutant, differs)
+        if reason:
+            return Verdict(mutant, REVIEWED, reason)
         if equivalents.has_no_use(self.kernel, mutant, launches):
             return Verdict(mutant, UNUSED, "")
         if equivalents.is_hidden(self.kernel, mutant, launches):
             return Verdict(mutant, HIDDEN, "")
         return Verdict(mutant, SURVIVED, "")
 
-    def _counts(self, launches: Iterable[Launch]) -> Executed:
-        found = []
-        for launch in launches:
-            report = launch.run(self.kernel)
-            check_work(launch, report)
-            found.append(report.executed)
-        return found
+    def _executed(self, launch: AnyLaunch) -> Executed:
+        report = launch.run(self.kernel)
+        self._check_work(launch, report, report.executed)
+        return report.executed
 
-    def _reaching(self, launches: Sequence[Launch], executed: Executed, index: int) -> list[Launch]:
+    def _reaching(
+        self, launches: Sequence[AnyLaunch], executed: Sequence[Executed], index: int
+    ) -> list[tuple[AnyLaunch, Executed]]:
         """Only a launch that executes the mutated instruction can tell; the cheapest comes first."""
-        costs = [int(counts.sum()) for counts in executed]
-        order = sorted(range(len(costs)), key=costs.__getitem__)
-        return [launches[at] for at in order if executed[at][index]]
+        order = sorted(range(len(executed)), key=lambda at: int(executed[at].sum()))
+        return [(launches[at], executed[at]) for at in order if executed[at][index]]
+
+    def _run(self, kernel: Kernel, runs: Iterable[tuple[AnyLaunch, Executed]]) -> None:
+        for launch, executed in runs:
+            self._check_work(launch, launch.run(kernel), executed)
 
 
-def _run(kernel: Kernel, launches: Iterable[Launch]) -> None:
-    for launch in launches:
-        check_work(launch, launch.run(kernel))
-
-
-@cache
-def campaign(heads: int) -> Campaign:
-    """The prefill scorer for ``heads`` index heads, compiled now, under all launches."""
-    name, assembly = toolchain.assembly(heads)
-    return Campaign(parse_program(assembly).kernels[name], inputs.launches(heads), inputs.sweep(heads))
-
-
-def survivors(campaign: Campaign, verdicts: Iterable[Verdict]) -> Iterator[str]:
+def survivors(kernel: Kernel, verdicts: Iterable[Verdict]) -> Iterator[str]:
     """Where each survivor is and what it changes."""
     for verdict in verdicts:
         if verdict.outcome == SURVIVED:
-            old = campaign.kernel.instructions[verdict.mutant.index]
-            yield f"{verdict.mutant.operator}, line {old.line}: {old.text.strip()} -> {verdict.mutant.text}"
+            line = kernel.instructions[verdict.mutant.index].line
+            yield f"line {line}: {equivalents.description(kernel, verdict.mutant)}"

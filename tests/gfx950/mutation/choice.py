@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 
@@ -11,29 +12,30 @@ from tests.gfx950.mutation.campaign import Campaign
 from tests.gfx950.mutation.mutants import Mutant, mutants, mutated
 
 _SEED = 950
-_EVERY = ("barrier", "weakened", "dropped", "compare", "branch", "nop")
+_EVERY = ("barrier", "weakened", "dropped", "compare", "branch", "nop", "lanes")
 """Operators, or what they delete, of which the whole set has every mutant."""
-_OF_OTHERS = 12
-"""And of each other operator."""
 
 
-def whole_set(found: Campaign, heads: int) -> list[Mutant]:
-    """Mutants of instructions that the launches reach; the seeded choice of some is always the same."""
+def whole_set(found: Campaign[Any], seed: int, of_others: int | None) -> list[Mutant]:
+    """Mutants of instructions that the launches reach, and that are code.
+
+    ``of_others`` of each operator that is not among ``_EVERY``, or all. The seeded choice is always the same.
+    """
     others: dict[str, list[Mutant]] = {}
     chosen = []
     for mutant in mutants(found.kernel):
         if not found.reached(mutant.index):
             continue
         mnemonic = found.kernel.instructions[mutant.index].mnemonic
-        if mnemonic in ("s_waitcnt", "s_barrier") or any(word in mutant.operator for word in _EVERY):
-            chosen.append(mutant)
-        else:
+        if mnemonic not in ("s_waitcnt", "s_barrier") and not any(word in mutant.operator for word in _EVERY):
             others.setdefault(mutant.operator, []).append(mutant)
-    random = np.random.default_rng((_SEED, heads))
+        elif is_code(found.kernel, mutant):
+            chosen.append(mutant)
+    random = np.random.default_rng((_SEED, seed))
     for operator in sorted(others):
         shuffled = (others[operator][at] for at in random.permutation(len(others[operator])))
         code = (mutant for mutant in shuffled if is_code(found.kernel, mutant))
-        chosen += itertools.islice(code, _OF_OTHERS)
+        chosen += itertools.islice(code, of_others)
     return chosen
 
 

@@ -6,7 +6,7 @@ from kernel.gfx950 import Kernel
 from kernel.gfx950.decode import Stop, decode, decode_with
 from kernel.gfx950.register_use import register_use
 from kernel.gfx950.wave import Wave
-from tests.gfx950.mutation.launches import Launch
+from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.mutation.mutants import Mutant, mutated
 
 COMPARES = ("s_cmp", "v_cmp_")
@@ -22,8 +22,11 @@ def decides_otherwise(kernel: Kernel, mutant: Mutant, launch: Launch) -> int:
 
     def compare(wave: Wave) -> None:
         nonlocal different
+        before = [wave.scalars[at] for at in written]  # a compare may write over what it compares
         theirs(wave)
         changed = wave.scc, [wave.scalars[at] for at in written]
+        for at, value in zip(written, before, strict=True):
+            wave.scalars[at] = value
         ours(wave)
         different += changed != (wave.scc, [wave.scalars[at] for at in written])
 

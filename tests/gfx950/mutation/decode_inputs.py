@@ -40,6 +40,12 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
             DecodeLaunch(f"slot {slot}", _call([(512 * (slot + 1) - 3, 1)], heads, 50 + slot, (slot, 1)), 33)
             for slot in range(8)
         ),
+        *(
+            DecodeLaunch(
+                f"{blocks} blocks", _call([(128 * blocks - 3, 1)], heads, blocks, (blocks - 9, 1)), 17
+            )
+            for blocks in range(10, 17)
+        ),
         # Each request in turn of those that a lane counts may be the first past the batch.
         *(
             DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)
@@ -59,8 +65,14 @@ def _diagonals(heads: int) -> DecodeLaunch:
 
 
 def _call(lengths: list[tuple[int, int]], heads: int, seed: int, forced: tuple[int, int] = (0, 0)) -> Call:
-    most = MAX_ROWS // heads
-    call = random_call([(seq_len, min(queries, most)) for seq_len, queries in lengths], heads, seed=seed)
+    """``lengths`` have as many queries for four heads as given, and as many rows for fewer."""
+    rows = [(seq_len, min(4 * queries, MAX_ROWS, seq_len * heads)) for seq_len, queries in lengths]
+    return _with_zeros(
+        random_call([(seq_len, num // heads) for seq_len, num in rows], heads, seed=seed), forced
+    )
+
+
+def _with_zeros(call: Call, forced: tuple[int, int] = (0, 0)) -> Call:
     call.q.view(torch.uint8)[2::5] = 0  # scores of 0 show any start value but 0
     return call.forcing(*forced)
 
@@ -80,7 +92,7 @@ def _late(batch: int) -> list[tuple[int, int]]:
 
 def _hostile(heads: int, *, maxima: bool) -> DecodeLaunch:
     """Rows, queries, lengths and page ids outside everything, beside a legal request."""
-    call = _call([(1100, 1)], heads, 40)
+    call = _with_zeros(random_call([(1100, 1)], heads, seed=40))
     width, num_pages = call.block_table.shape[1], call.pages.shape[0]
     ids = tuple(([LEAST, MOST, num_pages, -1, 0, 1] * 2)[:width])
     extra = (

@@ -17,7 +17,7 @@ import torch
 from kernel.contract import BLOCK_TOKENS
 from kernel.gfx950 import SCHEDULES, Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.plan import MAXIMA_BLOCKS
-from tests.gfx950.mutation.launches import WrongScoresError
+from tests.gfx950.mutation.launch import WrongScoresError
 from tests.gfx950.prefill import group_maxima
 from tests.support.call import Call
 from tests.support.compare import oracle_scores

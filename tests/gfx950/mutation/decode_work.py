@@ -12,7 +12,7 @@ import numpy as np
 from kernel.gfx950 import RunReport
 from kernel.plan import MAXIMA_BLOCKS
 from tests.gfx950.mutation.decode_launches import DecodeLaunch
-from tests.gfx950.mutation.work import WrongWorkError
+from tests.gfx950.mutation.launch import WrongWorkError
 
 _WAVES = 4
 _TRIP = 4

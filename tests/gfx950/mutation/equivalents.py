@@ -1,9 +1,9 @@
 """Mutants that compute the same, and why.
 
 Most are shown by a program: an analysis of every path says so, or launches in which the mutant's effect is
-followed. For compares whose reason lies in what a work item may hold there is a list, reviewed one by one:
-each entry names the change between its neighbours and what the compare does in the launches, and is asked
-only about a mutant that survived them all.
+followed. Where the reason lies in what a row or a work item may hold there are lists, reviewed one by one
+(``*_equivalents.py``): an entry names the change between its neighbours, and what a compare does in the
+launches, and is asked only about a mutant that survived them all.
 """
 
 from __future__ import annotations
@@ -17,47 +17,23 @@ from kernel.gfx950.register_use import register_use
 from tests.gfx950.mutation.copies import writes_what_is_there
 from tests.gfx950.mutation.dead import can_be_poisoned, poisoned, sets_scc
 from tests.gfx950.mutation.hidden import changes_hidden_products_only
-from tests.gfx950.mutation.launches import Launch
+from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.mutation.mutants import NOP_SHORTENED, Mutant, mutated
 from tests.gfx950.mutation.waits import missing_waits
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """``change`` is a pattern for the whole of ``description``, ``reason`` says why no launch can tell.
+    """``change`` is a pattern within ``description``, ``reason`` says why no launch can tell.
 
-    ``differs`` says whether the changed compare ever decides otherwise: both ways are then taken, and lead to
-    the same bytes and the same work; else the two values that it compares are never equal.
+    ``differs`` says of a compare whether the changed one ever decides otherwise: both ways are then taken,
+    and lead to the same bytes and the same work; else the two values that it compares are never equal.
+    ``None``: not asked, as of what is no compare.
     """
 
     reason: str
     change: str
-    differs: bool
-
-
-REVIEWED = (
-    Equivalent(
-        "no plain group where plain_first = plain_end: its loop then makes no trip, and the careful groups "
-        "before and behind it are those of one run",
-        r".*; v_and_b32_e32 v, -4, v; v_mov_b32_e32 v, s; "
-        r"compare flipped: v_cmp_lt_i32_e32 vcc, s, v -> v_cmp_le_i32_e32 vcc, s, v; .*",
-        differs=True,
-    ),
-    Equivalent(
-        "block >= min(block + 4, end) is false for every group: a group begins below the item's end",
-        r"s_add_i32 s, s, 4; s_min_i32 s, s, s; v_mov_b32_e32 v, v; "
-        r"compare flipped: s_cmp_ge_i32 s, s -> s_cmp_gt_i32 s, s; v_mov_b32_e32 v, 0xff800000; .*",
-        differs=False,
-    ),
-    Equivalent(
-        "block < fill_end for the first of four blocks: a group begins below its loop's end, and that is "
-        "fill_end or, for scored blocks, the item's end, which is not behind it",
-        r"s_mov_b64 s, 0; s_and_b64 vcc, exec, s; s_cbranch_vccz \S+; "
-        r"compare flipped: s_cmp_lt_i32 s, s -> s_cmp_le_i32 s, s; s_cselect_b64 s, -1, 0; "
-        r"s_and_b64 s, s, s; s_and_saveexec_b64 s, s",
-        differs=False,
-    ),
-)
+    differs: bool | None = None
 
 
 def proof(kernel: Kernel, mutant: Mutant) -> str:
@@ -98,13 +74,15 @@ def is_hidden(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> boo
     """Whether the changed instruction computes, and all that comes of it loses every max."""
     name = kernel.instructions[mutant.index].mnemonic
     computes = name.startswith("v_") and not name.startswith("v_cmp")
-    return computes and changes_hidden_products_only(kernel, mutant, launches)
+    multiplies = any(one.mnemonic.startswith("v_mfma") for one in kernel.instructions)
+    return computes and multiplies and changes_hidden_products_only(kernel, mutant, launches)
 
 
-def reviewed(kernel: Kernel, mutant: Mutant, *, differs: bool) -> str:
-    """The reason of the entry for a compare that was or was not seen to decide otherwise, "" without one."""
+def reviewed(entries: Sequence[Equivalent], kernel: Kernel, mutant: Mutant, differs: bool | None) -> str:
+    """The reason of the first entry that a mutant fits, "" without one. ``differs``: whether a changed
+    compare was seen to decide otherwise."""
     text = description(kernel, mutant)
-    fitting = (one for one in REVIEWED if one.differs == differs and re.fullmatch(one.change, text))
+    fitting = (one for one in entries if one.differs in (None, differs) and re.search(one.change, text))
     return next((one.reason for one in fitting), "")
 
 

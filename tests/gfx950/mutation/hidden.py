@@ -18,7 +18,7 @@ from kernel.gfx950 import Instruction, Kernel
 from kernel.gfx950.decode import Stop, decode, decode_with
 from kernel.gfx950.form import Step
 from kernel.gfx950.wave import Wave
-from tests.gfx950.mutation.launches import Launch
+from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.mutation.mutants import Mutant, mutated
 
 _HIDDEN = np.float32(-(2.0**26))

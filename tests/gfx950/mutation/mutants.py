@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from kernel.gfx950 import Instruction, Kernel
 from kernel.gfx950.decode import decode_like
 from kernel.gfx950.parse import parse_instruction
+from tests.gfx950.mutation.lane_changes import lane_changes
 
 NOP_SHORTENED = "nop shortened"
 _FLIPPED = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt"}
@@ -83,6 +84,7 @@ def _changes(instruction: Instruction) -> Iterator[tuple[str, str]]:
         states = int(instruction.operands[0].number)
         yield NOP_SHORTENED, f"s_nop {states - 1}" if states else ""
         return
+    yield from (("lanes changed", other) for other in lane_changes(text))
     if name.startswith(_DELETED):
         yield "deleted", "s_nop 0"
     yield from ((operator, f"{other} {rest}") for operator, other in _other_mnemonics(name, word))
@@ -158,7 +160,8 @@ def _other_modifiers(name: str, text: str) -> Iterator[tuple[str, str]]:
         else:
             moved = int(offset[1]) + step
             yield "offset shifted", text.replace(offset[0], f" offset:{moved}")
-            yield "offset dropped", text.replace(offset[0], "")
+            if moved != step:
+                yield "offset dropped", text.replace(offset[0], "")
     if name.startswith("v_mfma"):
         yield "A read as E5M2", f"{text} cbsz:1"
         yield "B read as E5M2", f"{text} blgp:1"

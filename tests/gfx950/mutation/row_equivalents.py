@@ -1,61 +1,115 @@
-"""Mutants of the top-k and insert kernels that compute the same with the same work, reviewed one by one.
-
-An entry names the change without registers (``equivalents.description``) and is asked only about a mutant
-that survived every launch.
-"""
+"""Mutants of the top-k and insert kernels that compute the same with the same work, reviewed one by one."""
 
 from __future__ import annotations
 
-import re
+from tests.gfx950.mutation.equivalents import Equivalent
 
-REVIEWED: tuple[tuple[str, str], ...] = (
-    (
-        r"constant shifted: s_lshl2_add_u32 s, s, -8 -> s_lshl2_add_u32 s, s, -7; s_and_b32 s, s, -8",
+REVIEWED = (
+    Equivalent(
         "the bit that differs is masked off by the next instruction",
+        r"constant shifted: s_lshl2_add_u32 s, s, -8 -> s_lshl2_add_u32 s, s, -7; s_and_b32 s, s, -8",
     ),
-    (
-        r"(compare flipped|constant shifted): v_cmp_gt_i32_e(32|64) (s|vcc), 16, v -> "
-        r"v_cmp_(ge_i32_e(32|64) (s|vcc), 16|gt_i32_e(32|64) (s|vcc), 17), v",
+    Equivalent(
         "what is kept or noted at place 16 lies behind the best 16: padding or the next candidate overwrites "
         "it, and of the groups' table 16 entries are read",
+        r"(compare flipped|constant shifted): v_cmp_gt_i32_e(32|64) (s|vcc), 16, v -> "
+        r"v_cmp_(ge_i32_e(32|64) (s|vcc), 16|gt_i32_e(32|64) (s|vcc), 17), v",
+        differs=True,
     ),
-    (
+    Equivalent(
+        "of at most 64 candidates 16 are compared before, so the loop over 32 more is passed once",
         r"(deleted|operation changed|constant shifted): s_add_i32 s, s, 32 -> .*; s_waitcnt lgkmcnt\(3\); "
         r"v_cmp_gt_i64_e32 vcc, v, v; s_add_i32 s, s, 8",
-        "of at most 64 candidates 16 are compared before, so the loop over 32 more is passed once",
     ),
-    (
-        r"v_cmp_gt_i32_e32 vcc, 16, v; compare flipped: v_cmp_gt_u32_e64 s, s, v -> v_cmp_ge_u32_e64",
+    Equivalent(
         "a row that goes through its groups has more than 16: the lane behind the last is none of the best",
+        r"v_cmp_gt_i32_e32 vcc, 16, v; compare flipped: v_cmp_gt_u32_e64 s, s, v -> v_cmp_ge_u32_e64",
+        differs=True,
     ),
-    (
-        r"constant shifted: v_add_u32_e32 v, 0x200000, v -> v_add_u32_e32 v, 0x200001, v",
+    Equivalent(
         "one unit in the last place is far less than a scaled value's distance from a threshold",
+        r"constant shifted: v_add_u32_e32 v, 0x200000, v -> v_add_u32_e32 v, 0x200001, v",
     ),
-    (
-        r"constant shifted: v_and_b32_e32 v, 0x1ff, v -> v_and_b32_e32 v, 0xff, v",
+    Equivalent(
         "2^128 / 448 * 2^-126 is below 2, so the pattern's bit 30 is never set",
+        r"constant shifted: v_and_b32_e32 v, 0x1ff, v -> v_and_b32_e32 v, 0xff, v",
     ),
-    (
-        r"v, 0xffff0000, v -> v_and_b32_e32 v, 0x7fff0000, v; v_lshlrev_b32_e32 v, 16, v; v_max_u32",
+    Equivalent(
         "the largest of magnitudes has no sign",
+        r"v, 0xffff0000, v -> v_and_b32_e32 v, 0x7fff0000, v; v_lshlrev_b32_e32 v, 16, v; v_max_u32",
     ),
-    (
-        r"v_alignbit_b32 v, v, v, 7; .*: v_lshrrev_b32_e32 v, 7, v -> .*; v_mul_lo_u32 v, v, s",
+    Equivalent(
         "the upper half of a page id, which is 0: 2^32 pages are 36 TiB",
+        r": v_lshrrev_b32_e32 v, 7, v -> .*; v_mul_lo_u32 v, v, s; v_add3_u32",
     ),
-    (
-        r"constant shifted: v_max_f32_e32 v, 0x3b000000, v -> v_max_f32_e32 v, 0x3b000001, v",
+    Equivalent(
         "both round to the least scale",
+        r"constant shifted: v_max_f32_e32 v, 0x3b000000, v -> v_max_f32_e32 v, 0x3b000001, v",
     ),
-    (
-        r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
+    Equivalent(
         "the two hold the same, and the row that comes of it mirrored has the same minimum",
+        r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
+    ),
+    Equivalent(
+        "all exchanges across that bit of the lane's number are turned: the same network of lanes whose "
+        "numbers "
+        "differ in the bit, and the bound is taken of them all",
+        r"compare flipped: v_cmp_eq_u32_e32 vcc, 0, v -> v_cmp_ne_u32_e32 vcc, 0, v",
+        differs=True,
+    ),
+    Equivalent(
+        "a candidate meets itself only at its own place in the list: in a long list the first four and "
+        "those of the "
+        "lanes' later ones, or the last ones and the lanes' first, are never the same",
+        r"compare flipped: v_cmp_gt_i64_e(32 vcc|64 s), v, v -> v_cmp_ge_i64_e(32 vcc|64 s), v, v",
+        differs=False,
+    ),
+    Equivalent(
+        "the entry behind the last is padding, whose place is behind all",
+        r"(v_add_u32_e32 v, (64|0x[48c]0|0x100), v; (v_cmp_gt_i32_e(32 vcc|64 s), (16|32|64|s), v; "
+        r")?|v_cmp_gt_i32_e32 vcc, (16|32|64), v; )"
+        r"compare flipped: v_cmp_gt_i32_e(32 vcc|64 s), s, v -> v_cmp_ge_i32_e(32 vcc|64 s), s, v; "
+        r"(v_cmp_gt_i32|s_and_b64)",
+        differs=True,
+    ),
+    Equivalent(
+        "at 2^-6 both ways give the same scale and byte",
+        r"compare flipped: v_cmp_gt_f32_e32 vcc, s, v -> v_cmp_ge_f32|constant shifted: s_mov_b32 s, "
+        r"0x3c800000",
+    ),
+    Equivalent(
+        "a scale has no sign",
+        r"constant shifted: v_and_b32_e32 v, 0xfff00000, v -> v_and_b32_e32 v, 0x7ff00000, v",
+    ),
+    Equivalent(
+        "eight times a slot has no bit 0",
+        r"constant shifted: s_movk_i32 s, 0x3f8 -> s_movk_i32 s, 0x3f9; v_and_or_b32",
+    ),
+    Equivalent(
+        "one unit in the last place of the factor 1 - 2^-10 moves no value across a threshold",
+        r"constant shifted: v_mul_f32_e32 v, 0x7fe000, v -> v_mul_f32_e32 v, 0x7fe001, v",
+    ),
+    Equivalent(
+        "both round to the largest scale",
+        r"constant shifted: v_min_f32_e32 v, 0x43e00000, v -> v_min_f32_e32 v, 0x43e00001, v",
+    ),
+    Equivalent(
+        "the upper half of a slot, which is 0: 2^32 slots are 309 GB of pages",
+        r"v_and_or_b32 v, v, s, v; v_lshlrev_b32_e32 v, 3, v; deleted: v_mov_b32_e32 v, v -> s_nop 0; "
+        r"v_lshl_add_u64",
+    ),
+    Equivalent(
+        "of the largest magnitude only the upper 16 bits are used",
+        r"constant shifted: v_and_b32_e32 v, 0x7fffffff, v -> v_and_b32_e32 v, 0x7ffffffe, v",
+    ),
+    Equivalent(
+        "the largest of magnitudes has no sign",
+        r"v_max3_u32 v, v, v, v; constant shifted: v_and_b32_e32 v, 0xffff0000, v -> v_and_b32_e32 v, "
+        r"0x7fff0000",
+    ),
+    Equivalent(
+        "a list of more than 64 is that of a short row, whose only loads have landed: longer rows leave fewer",
+        r"s_lshl3_add_u32 s, s, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
+        r"v_add_u32_e32 v, s, v; v_mov_b32_e32 v, 0",
     ),
 )
-"""(pattern of the change, why nothing can tell)."""
-
-
-def reason_of(change: str) -> str:
-    """The reason of the entry that a change fits, "" without one."""
-    return next((reason for pattern, reason in REVIEWED if re.search(pattern, change)), "")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 import numpy as np
 
-from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
-from kernel.gfx950 import SCHEDULES, parse_program
+from kernel.backends.flydsl.topk_variants import Variant
+from kernel.gfx950 import SCHEDULES
 from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.key_groups import hard_keys
-from tests.gfx950.mutation.row_campaign import Launch, RowCampaign
+from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.test_insert import launch_of
 from tests.gfx950.topk_launch import TopkLaunch
 from tests.gfx950.topk_rows import (
@@ -22,6 +20,10 @@ from tests.gfx950.topk_rows import (
     counted_rows,
     crowded_groups,
     crowded_rows,
+    cut_columns,
+    cut_groups,
+    cut_scores,
+    fine_rows,
     heavy_rows,
     network_rows,
     rows_of_groups,
@@ -46,6 +48,7 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
         (crowded_rows(random, variant.best), variant.best),
         (crowded_groups(random, variant.best), variant.best),
         (spread_rows(random, length), variant.best),
+        *_cut_rows(random, variant),
         *(
             []
             if grouped
@@ -75,26 +78,20 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     yield TopkLaunch("heads", variant, heads, 5)
 
 
+def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[Iterable[Row], int]]:
+    """Rows whose lists have any length, and are cut in each place of the code that cuts one."""
+    slices = None if variant.most_groups is None else (variant.most_groups or 512) // 64
+    yield fine_rows(random, variant.best, slices), variant.best
+    if variant.most_groups is None:
+        yield cut_scores(random, variant.best), variant.best
+    else:
+        yield cut_groups(random, variant.best, (variant.most_groups or 1024) // 64), variant.best
+        yield cut_columns(random, variant.best), variant.best
+
+
 def insert_launches(key_type: KeyType) -> Iterator[Launch]:
     """Thresholds and midpoints of some scales, special values; skipped slots; a last wave with few keys."""
     for seed, scales in enumerate((slice(0, None, 40), slice(5, 12), slice(120, None))):
         yield launch_of(key_type, hard_keys(key_type, scales, seed), seed)
+    yield launch_of(key_type, hard_keys(key_type, slice(None), 8), 8)
     yield launch_of(key_type, hard_keys(key_type, slice(40, 70))[:70], 9)
-
-
-@cache
-def topk_campaign(name: str) -> RowCampaign:
-    """The kernel of a name, compiled now, under all launches."""
-    variant = next(one for one in VARIANTS if one.name == name)
-    return _campaign(lambda: toolchain.topk_assembly(variant), list(topk_launches(variant)))
-
-
-@cache
-def insert_campaign(key_type: KeyType) -> RowCampaign:
-    """As :func:`topk_campaign`."""
-    return _campaign(lambda: toolchain.insert_assembly(key_type), list(insert_launches(key_type)))
-
-
-def _campaign(compile_kernel: Callable[[], tuple[str, str]], launches: list[Launch]) -> RowCampaign:
-    name, assembly = compile_kernel()
-    return RowCampaign(parse_program(assembly).kernels[name], launches)

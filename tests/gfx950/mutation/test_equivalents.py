@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from kernel.backends.flydsl.kernel_names import score_prefill
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import InterpreterError, Kernel, Memory, Program, UndefinedReadError, run
-from tests.gfx950.mutation.campaign import campaign
-from tests.gfx950.mutation.choice import whole_set
+from tests.gfx950.mutation.campaigns import mutants_of, prefill
 from tests.gfx950.mutation.copies import writes_what_is_there
 from tests.gfx950.mutation.dead import can_be_poisoned, poisoned
 from tests.gfx950.mutation.equivalents import has_no_use
-from tests.gfx950.mutation.launches import Launch, WrongScoresError
+from tests.gfx950.mutation.launch import Launch, WrongScoresError
 from tests.gfx950.mutation.mutants import Mutant, mutated
 from tests.gfx950.one_wave import assemble
 
@@ -131,8 +131,8 @@ def test_poison_stays_in_its_row_column_or_cell_of_a_product(part: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_no_mutant_that_gives_wrong_scores_is_without_use(heads: int) -> None:
-    found = campaign(heads)
-    everything = whole_set(found, heads)
+    found = prefill(heads)
+    everything = mutants_of(score_prefill(heads))
     caught = 0
     for at in np.random.default_rng(heads).permutation(len(everything)):
         mutant = everything[at]

@@ -14,15 +14,12 @@ import numpy as np
 from kernel.contract import BLOCK_TOKENS
 from kernel.gfx950 import RunReport
 from kernel.plan import STORE_BLOCKS, WorkItem
-from tests.gfx950.mutation.launches import Launch
+from tests.gfx950.mutation.launch import WrongWorkError
+from tests.gfx950.mutation.prefill_launches import PrefillLaunch
 
 _WAVES, _TILES, _TILE = 4, 8, 16
 _WHOLE = _TILES * _TILES
 """MFMAs of a wave for a block that all its rows see whole."""
-
-
-class WrongWorkError(Exception):
-    """Scores are right, and the way to them is not the one that is due."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +31,14 @@ class Work:
     others: int
 
 
-def check_work(launch: Launch, report: RunReport) -> None:
+def check_work(launch: PrefillLaunch, report: RunReport) -> None:
     """Raises WrongWorkError if a launch ran other matrix instructions than its items are due."""
     due, done = due_work(launch), _done_work(report)
     if done != due:
         raise WrongWorkError(f"{launch.name}: {done} instead of {due}")
 
 
-def due_work(launch: Launch) -> Work:
+def due_work(launch: PrefillLaunch) -> Work:
     """Groups of four blocks that need neither mask nor sentinel are plain. In others a wave's block is whole
     if its first query, which sees the least, sees all of it."""
     call = launch.case.call

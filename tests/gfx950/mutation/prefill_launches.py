@@ -17,6 +17,7 @@ import torch
 
 from kernel.gfx950 import Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WorkItem, pack_items, plan_prefill
+from tests.gfx950.mutation.launch import WrongScoresError
 from tests.support.call import Call
 from tests.support.compare import oracle_scores
 
@@ -32,10 +33,6 @@ _WAVE_INSTRUCTIONS = 60_000
 """Far more than a wave of these launches runs between two barriers."""
 _BARRIERS = 40
 """Twice as many as a workgroup of these launches passes."""
-
-
-class WrongScoresError(Exception):
-    """The kernel ended, and its outputs are not what the oracle says."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Launch:
+class PrefillLaunch:
     """Some items of a case as one grid."""
 
     case: Case
@@ -100,7 +97,7 @@ class Launch:
                     maxima[:, rows, group] = cells.max(-1)
         return scores, maxima
 
-    def under(self, schedule: Schedule) -> Launch:
+    def under(self, schedule: Schedule) -> PrefillLaunch:
         """The same launch in another order."""
         return replace(self, schedule=schedule)
 
@@ -161,9 +158,9 @@ class Launch:
         return report
 
 
-def one_each(case: Case, schedules: Sequence[Schedule]) -> list[Launch]:
+def one_each(case: Case, schedules: Sequence[Schedule]) -> list[PrefillLaunch]:
     """A launch for each item of a case, under one schedule after the other."""
-    return [Launch(case, (item,), schedules[i % len(schedules)]) for i, item in enumerate(case.items)]
+    return [PrefillLaunch(case, (item,), schedules[i % len(schedules)]) for i, item in enumerate(case.items)]
 
 
 def _register(

@@ -9,9 +9,9 @@ import pytest
 
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule
-from tests.gfx950.mutation.campaign import campaign
+from tests.gfx950.mutation.campaigns import prefill
+from tests.gfx950.mutation.prefill_work import check_work
 from tests.gfx950.mutation.waits import missing_waits
-from tests.gfx950.mutation.work import check_work
 
 _NEVER_ENTERED = (
     # exec is never 0 where LLVM asks for it: a wave has 64 lanes
@@ -25,7 +25,7 @@ _NEVER_ENTERED = (
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_launches_execute_every_instruction(heads: int) -> None:
     """Scores, maxima and the work done are right in each, and together they miss only dead code."""
-    found = campaign(heads)
+    found = prefill(heads)
     executed = np.sum(found.executed, axis=0)
     missed = _stretches(found.kernel, executed == 0)
     unexpected = [text for text in missed if not any(re.fullmatch(known, text) for known in _NEVER_ENTERED)]
@@ -35,14 +35,14 @@ def test_launches_execute_every_instruction(heads: int) -> None:
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_every_path_waits_for_its_operands(heads: int) -> None:
     """Whatever the branches do, registers and barriers wait for the operations in flight."""
-    assert not missing_waits(campaign(heads).kernel)
+    assert not missing_waits(prefill(heads).kernel)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_launches_are_right_in_every_order(heads: int, schedule: Schedule) -> None:
-    found = campaign(heads)
+    found = prefill(heads)
     for launch in found.launches:
         check_work(launch, launch.under(schedule).run(found.kernel))
 

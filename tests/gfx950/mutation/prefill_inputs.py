@@ -16,20 +16,20 @@ from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.gfx950 import SCHEDULES
 from kernel.page import blocks_of
 from kernel.plan import TILE_ROWS
-from tests.gfx950.mutation.launches import Case, Launch, one_each
+from tests.gfx950.mutation.prefill_launches import Case, PrefillLaunch, one_each
 from tests.support.calls import random_call
 from tests.support.page_bytes import ONE, pack_page
 
 
 @cache
-def launches(heads: int) -> tuple[Launch, ...]:
+def launches(heads: int) -> tuple[PrefillLaunch, ...]:
     """The launches, all of them exact: scores are the same bits as the oracle's."""
     tile = TILE_ROWS // heads
-    found: list[Launch] = []
+    found: list[PrefillLaunch] = []
     for case in cases(heads, tile):
         found += one_each(case, SCHEDULES)
     decode = _case("decode", [(1, 1), (128, 1), (257, 2)], heads, seed=21, columns=3)
-    return (*found, Launch(decode, tuple(decode.items), SCHEDULES[1]))
+    return (*found, PrefillLaunch(decode, tuple(decode.items), SCHEDULES[1]))
 
 
 def cases(heads: int, tile: int) -> list[Case]:
@@ -69,7 +69,7 @@ def cases(heads: int, tile: int) -> list[Case]:
 
 
 @cache
-def sweep(heads: int) -> tuple[Launch, ...]:
+def sweep(heads: int) -> tuple[PrefillLaunch, ...]:
     """Launches of many items: every ``prefix mod 128``, every count of blocks up to 9 between sentinels, and
     diagonals at a block's edge with blocks and queries around them."""
     found = []
@@ -87,7 +87,8 @@ def sweep(heads: int) -> tuple[Launch, ...]:
         name = f"{forced} forced, {columns} cells"
         found.append(_case(name, lengths, heads, seed=20, forced=forced, columns=columns, maxima=maxima))
     return tuple(
-        Launch(case, tuple(case.items), SCHEDULES[at % len(SCHEDULES)]) for at, case in enumerate(found)
+        PrefillLaunch(case, tuple(case.items), SCHEDULES[at % len(SCHEDULES)])
+        for at, case in enumerate(found)
     )
 
 

@@ -1,0 +1,120 @@
+"""The campaign of each kernel, by the kernel's name, and its whole set of mutants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernel.backends.flydsl import kernel_names, toolchain
+from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
+from kernel.contract import SUPPORTED_HEADS
+from kernel.gfx950 import Kernel, RunReport, parse_program
+from tests.gfx950.decode import LAYOUTS
+from tests.gfx950.mutation import (
+    decode_equivalents,
+    decode_inputs,
+    decode_work,
+    prefill_equivalents,
+    prefill_inputs,
+    prefill_work,
+    row_equivalents,
+    row_inputs,
+)
+from tests.gfx950.mutation.campaign import Campaign, Executed
+from tests.gfx950.mutation.choice import whole_set
+from tests.gfx950.mutation.launch import Launch, WrongWorkError
+from tests.gfx950.mutation.mutants import Mutant
+from tests.gfx950.mutation.prefill_launches import PrefillLaunch
+
+if TYPE_CHECKING:
+    from kernel.backends.flydsl.score_decode import Layout
+
+
+@dataclass(frozen=True)
+class _Target:
+    """``of_others``: see ``whole_set``."""
+
+    campaign: Callable[[], Campaign[Any]]
+    seed: int
+    of_others: int | None
+
+
+@cache
+def prefill(heads: int) -> Campaign[PrefillLaunch]:
+    """The prefill scorer for ``heads`` index heads, compiled now, under all launches."""
+    return Campaign(
+        _kernel(*toolchain.assembly(heads)),
+        prefill_inputs.launches(heads),
+        lambda launch, report, _: prefill_work.check_work(launch, report),
+        prefill_equivalents.REVIEWED,
+        prefill_inputs.sweep(heads),
+    )
+
+
+@cache
+def _decode(heads: int, layout: Layout) -> Campaign[Any]:
+    return Campaign(
+        _kernel(*toolchain.decode_assembly(heads, layout)),
+        decode_inputs.launches(heads),
+        lambda launch, report, _: decode_work.check_work(launch, report),
+        decode_equivalents.reviewed_of(heads),
+    )
+
+
+@cache
+def _topk(variant: Variant) -> Campaign[Any]:
+    launches = list(row_inputs.topk_launches(variant))
+    return _of_rows(_kernel(*toolchain.topk_assembly(variant)), launches)
+
+
+@cache
+def _insert(key_type: KeyType) -> Campaign[Any]:
+    launches = list(row_inputs.insert_launches(key_type))
+    return _of_rows(_kernel(*toolchain.insert_assembly(key_type)), launches)
+
+
+def _of_rows(kernel: Kernel, launches: list[Launch]) -> Campaign[Any]:
+    return Campaign(kernel, launches, _check_same_work, row_equivalents.REVIEWED)
+
+
+def _check_same_work(launch: Launch, report: RunReport, executed: Executed) -> None:
+    """A bound too low is exact, and slower: each instruction must be issued as often as by the kernel, whose
+    comparisons are checked against what the rows are due (``test_row_work.py``)."""
+    if not np.array_equal(report.executed, executed):
+        first = report.kernel.instructions[int(np.argmax(report.executed != executed))]
+        raise WrongWorkError(f"{launch.name}: line {first.line} runs more or less often")
+
+
+def _kernel(name: str, assembly: str) -> Kernel:
+    return parse_program(assembly).kernels[name]
+
+
+_TARGETS = {
+    **{kernel_names.score_prefill(h): _Target(partial(prefill, h), h, 12) for h in SUPPORTED_HEADS},
+    **{
+        kernel_names.score_decode(h, layout): _Target(partial(_decode, h, layout), h, 12)
+        for layout in LAYOUTS
+        for h in SUPPORTED_HEADS
+    },
+    **{variant.name: _Target(partial(_topk, variant), variant.best, 24) for variant in VARIANTS},
+    **{kernel_names.insert(one): _Target(partial(_insert, one), 0, None) for one in KeyType},
+}
+NAMES = tuple(_TARGETS)
+"""Every kernel."""
+
+
+def campaign(name: str) -> Campaign[Any]:
+    """That of a kernel, compiled now."""
+    return _TARGETS[name].campaign()
+
+
+@cache
+def mutants_of(name: str) -> list[Mutant]:
+    """Its whole set."""
+    target = _TARGETS[name]
+    return whole_set(target.campaign(), target.seed, target.of_others)
