@@ -108,7 +108,7 @@ REVIEWED = (
         r"0x7fff0000",
     ),
     Equivalent(
-        "a list of more than 64 is that of a short row, whose only loads have landed: longer rows leave fewer",
+        "a list of more than 64 is that of a short row, whose only load has landed: longer rows leave fewer",
         r"s_lshl3_add_u32 s, s, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
         r"v_add_u32_e32 v, s, v; v_mov_b32_e32 v, 0",
     ),
