@@ -107,7 +107,7 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
 def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Iterator[Row]:
     """The ``best`` scores in as many groups, and the row ends inside a load of four groups: a group behind
     the end must not displace the last of them."""
-    for left in (40, 20, 7, 4, 3, 2, 1, -3, -2, -1, 0):  # the 0 of a load behind the end would be the best
+    for left in (40, 20, 7, 4, 3, 2, 1, 0):  # the 0 of a load behind the end would be the best
         num = length - left
         x = np.full(num, -101, np.float32)
         groups = random.choice(num // GROUP, min(best, num // GROUP), replace=False)

@@ -42,9 +42,9 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         ),
         *(
             DecodeLaunch(
-                f"{blocks} blocks", _call([(128 * blocks - 3, 1)], heads, blocks, (blocks - 9, 1)), 17
+                f"{blocks} blocks", _call([(128 * blocks - 3, 1)], heads, blocks, (blocks - 9, 1)), 23
             )
-            for blocks in range(10, 17)
+            for blocks in range(10, 22)
         ),
         # Each request in turn of those that a lane counts may be the first past the batch.
         *(

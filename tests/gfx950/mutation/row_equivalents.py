@@ -70,7 +70,6 @@ REVIEWED = (
         r")?|v_cmp_gt_i32_e32 vcc, (16|32|64), v; )"
         r"compare flipped: v_cmp_gt_i32_e(32 vcc|64 s), s, v -> v_cmp_ge_i32_e(32 vcc|64 s), s, v; "
         r"(v_cmp_gt_i32|s_and_b64)",
-        differs=True,
     ),
     Equivalent(
         "at 2^-6 both ways give the same scale and byte",
