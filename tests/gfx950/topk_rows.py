@@ -243,7 +243,7 @@ def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -
             lanes = random.choice(64, best - 1, replace=False)
             better = np.flatnonzero(np.isin(np.arange(x.size) // width % 64, lanes))
             if where == "last":
-                better = np.sort(ties)[-12:]
+                better = np.sort(ties)[-max(4 * width, 12) :]
             elif where == "among":
                 better = random.permutation(better[better // covered == at])[: best - 1]
             else:
@@ -292,8 +292,8 @@ def late_rows(random: np.random.Generator) -> Iterator[Row]:
     """Short rows that pass whole, whose last columns are the best."""
     for num in (72, 80, 104, 128, 136, 152, 168, 192, 200, 216, 232, 256):
         x = np.full(num, -50, np.float32)
-        x[-12:] = random.permutation(12)
-        yield Row(f"the last 12 of {num} blocks", x)
+        x[-16:] = random.permutation(16)
+        yield Row(f"the last 16 of {num} blocks", x)
 
 
 def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Iterator[Row]:
