@@ -107,7 +107,7 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
 def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Iterator[Row]:
     """The ``best`` scores in as many groups, and the row ends inside a load of four groups: a group behind
     the end must not displace the last of them."""
-    for left in (40, 20, 7, 4, 3, 2, 1, -3, -2, -1, 0):  # the 0 of a load behind the end would be the best
+    for left in (40, 20, 7, 4, 3, 2, 1, 0):  # the 0 of a load behind the end would be the best
         num = length - left
         x = np.full(num, -101, np.float32)
         groups = random.choice(num // GROUP, min(best, num // GROUP), replace=False)
@@ -227,26 +227,28 @@ def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -
     """Cells whose list is cut in each slice of ``64 * width``, and again in the next ones.
 
     A slice of ties passes, whole or in part, behind as many of them as do not cut the list yet. One lane
-    fewer than ``best`` has better cells, before, among and behind them, in no order and with ties; or the
-    last of the ties are the best, and fill the list's last eight places.
+    fewer than ``best`` has better cells: anywhere, in no order and with ties; or among the ties of the slice
+    alone; or they are the last of the ties, and fill the list's last eight places.
     """
     covered, limit = 64 * width, 64 if best < 64 else 128
     for at in range(slices):
-        for whole, late in ((True, False), (False, False), (True, True), *[(True, False)] * 4):
+        for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
             x = np.full(slices * covered, -1e6, np.float32)
-            ties = at * covered + random.permutation(covered)[: covered if whole else covered // 2 + 8]
-            before = int(random.integers(max(limit + 1 - ties.size, 0), limit - 9))
-            if late:
-                before += -(before + ties.size) % 8
-                x[[*random.permutation(at * covered)[:before], *ties]] = -50
-                x[np.sort(ties)[-12:]] = random.permutation(12)
-                yield x
-                continue
+            passing = covered // 2 + 8 if where == "anywhere, in part" else covered
+            ties = at * covered + random.permutation(covered)[:passing]
+            before = int(random.integers(max(limit + 1 - passing, 0), limit - 9))
+            if where == "last":
+                before += -(before + passing) % 8
             x[[*random.permutation(at * covered)[:before], *ties]] = -50
             lanes = random.choice(64, best - 1, replace=False)
             better = np.flatnonzero(np.isin(np.arange(x.size) // width % 64, lanes))
-            early = better[better < (at + 1) * covered]
-            better = np.concatenate([random.permutation(early)[: best - 1], better[early.size :]])
+            if where == "last":
+                better = np.sort(ties)[-max(4 * width, 12) :]
+            elif where == "among":
+                better = random.permutation(better[better // covered == at])[: best - 1]
+            else:
+                early = better[better < (at + 1) * covered]
+                better = np.concatenate([random.permutation(early)[: best - 1], better[early.size :]])
             x[better] = random.integers(0, 40, better.size) if at % 2 else random.permutation(better.size)
             yield x
 
@@ -290,8 +292,8 @@ def late_rows(random: np.random.Generator) -> Iterator[Row]:
     """Short rows that pass whole, whose last columns are the best."""
     for num in (72, 80, 104, 128, 136, 152, 168, 192, 200, 216, 232, 256):
         x = np.full(num, -50, np.float32)
-        x[-12:] = random.permutation(12)
-        yield Row(f"the last 12 of {num} blocks", x)
+        x[-16:] = random.permutation(16)
+        yield Row(f"the last 16 of {num} blocks", x)
 
 
 def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Iterator[Row]:

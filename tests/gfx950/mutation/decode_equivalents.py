@@ -65,6 +65,21 @@ REVIEWED = (
         r"v_max_f32_e32 v, v, v; s_and_b64",
         differs=True,
     ),
+    Equivalent(
+        "an end of the plain blocks that is too low: those behind it get the same scores with their "
+        "selections",
+        r"constant shifted: s_ashr_i32 s, s, 7 -> s_ashr_i32 s, s, 8; s_sub_i32 s, s, s; "
+        r"v_mov_b32_e32 v, v; s_add",
+    ),
+    Equivalent(
+        "the pair is exec where this is reached, and all 64 lanes are active",
+        r"v_permlane32_swap_b32_e32 v, v; deleted: s_mov_b64 s, -1 -> s_nop 0; v_max_f32_e32 v, v, v",
+    ),
+    Equivalent(
+        "the first thread of a wave is a multiple of 64",
+        r"compare flipped: s_cmpk_gt_u32 s, 0x7f -> s_cmpk_ge_u32 s, 0x7f; s_barrier",
+        differs=False,
+    ),
 )
 
 _OF_SEVERAL_HEADS = (

@@ -42,14 +42,14 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         ),
         *(
             DecodeLaunch(
-                f"{blocks} blocks", _call([(128 * blocks - 3, 1)], heads, blocks, (blocks - 9, 1)), 17
+                f"{blocks} blocks", _call([(128 * blocks - 3, 1)], heads, blocks, (blocks - 9, 1)), 23
             )
-            for blocks in range(10, 17)
+            for blocks in range(10, 22)
         ),
         # Each request in turn of those that a lane counts may be the first past the batch.
         *(
             DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)
-            for batch in (64, *range(300, 304))
+            for batch in (64, 256, *range(300, 304))
         ),
         _hostile(heads, maxima=False),
         _hostile(heads, maxima=True),

@@ -104,7 +104,7 @@ def _weaker_waits(instruction: Instruction) -> Iterator[tuple[str, str]]:
 
 
 def _other_mnemonics(name: str, word: str) -> Iterator[tuple[str, str]]:
-    compare = re.match(r"([sv]_cmpx?_)(lt|le|gt|ge|eq|lg|ne)(_\w+)", word)
+    compare = re.match(r"([sv]_cmp[kx]?_)(lt|le|gt|ge|eq|lg|ne)(_\w+)", word)
     if compare is not None:
         head, relation, tail = compare.groups()
         differs = "lg" if name.startswith("s_") else "ne"

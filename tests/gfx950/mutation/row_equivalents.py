@@ -70,7 +70,6 @@ REVIEWED = (
         r")?|v_cmp_gt_i32_e32 vcc, (16|32|64), v; )"
         r"compare flipped: v_cmp_gt_i32_e(32 vcc|64 s), s, v -> v_cmp_ge_i32_e(32 vcc|64 s), s, v; "
         r"(v_cmp_gt_i32|s_and_b64)",
-        differs=True,
     ),
     Equivalent(
         "at 2^-6 both ways give the same scale and byte",
@@ -108,7 +107,7 @@ REVIEWED = (
         r"0x7fff0000",
     ),
     Equivalent(
-        "a list of more than 64 is that of a short row, whose only loads have landed: longer rows leave fewer",
+        "a list of more than 64 is that of a short row, whose only load has landed: longer rows leave fewer",
         r"s_lshl3_add_u32 s, s, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
         r"v_add_u32_e32 v, s, v; v_mov_b32_e32 v, 0",
     ),
