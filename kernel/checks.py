@@ -12,6 +12,7 @@ from kernel.contract import HEAD_DIM, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
 from kernel.scalars import check_int
+from kernel.shape import has_shape, shape_remedy
 
 
 def check_heads(num_heads: int) -> int:
@@ -87,12 +88,10 @@ def check_tensor(
             f"must be one of {', '.join(map(str, dtypes))}",
             f"call .to({dtypes[0]})",
         )
-    if shape is not None and (
-        tensor.dim() != len(shape) or any(want not in (None, have) for want, have in zip(shape, tensor.shape))
-    ):
+    if shape is not None and not has_shape(tensor.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise InvalidArgumentError(
-            f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", "call .reshape() or slice it"
+            f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", shape_remedy(tensor.shape, shape)
         )
     if device is not None and tensor.device != device:
         raise InvalidArgumentError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from indexer.case.container import DTYPES, refuse
+from kernel.shape import has_shape, shape_remedy
 
 
 def check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
@@ -22,6 +23,6 @@ def check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[
             f"must be one of {', '.join(dtypes)}",
             f"call .astype({DTYPES[dtypes[0]].name})",
         )
-    if array.ndim != len(shape) or any(want not in (None, have) for want, have in zip(shape, array.shape)):
+    if not has_shape(array.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
-        refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", "call .reshape() or slice it")
+        refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", shape_remedy(array.shape, shape))

@@ -52,13 +52,14 @@ def _finding(
     position = int(part.case.seq_lens[0]) - part.case.total_q + token
     seen = position // BLOCK_TOKENS + 1
     scores = oracle.scores[head, token, :seen]
-    kth = float(np.sort(scores)[::-1][min(part.case.topk, seen) - 1])
+    topk = part.case.topk
+    kth = float(np.sort(scores)[-topk]) if topk <= seen else None
     expected = got = margin = allowed = None
     if block != NONE:
         expected, got = float(scores[block]), own_score(engine, head, token, block)
         forced = expected >= LOCAL_SCORE
         allowed = 0.0 if forced else judged.tolerance * float(oracle.bounds[head, token, block])
-        margin = None if forced or kth >= LOCAL_SCORE else expected - kth
+        margin = None if forced or kth is None or kth >= LOCAL_SCORE else expected - kth
     if one.rule in OWN_RULES:
         expected, allowed = own_score(engine, head, token, against), 0.0
         margin = None if got is None or expected is None else got - expected
