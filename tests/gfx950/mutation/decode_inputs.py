@@ -49,7 +49,7 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         # Each request in turn of those that a lane counts may be the first past the batch.
         *(
             DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)
-            for batch in (64, 256, *range(300, 304))
+            for batch in (64, 193, 256, *range(300, 304))
         ),
         _hostile(heads, maxima=False),
         _hostile(heads, maxima=True),

@@ -35,7 +35,7 @@ def lane_changes(text: str) -> Iterator[str]:
     for one, other in _OTHER_COUNTS.items():
         if text.startswith(one):
             yield text.replace(one, other, 1)
-    median = re.match(r"(v_med3_i32) (\S+), (\S+), (\S+), (\S+)$", " ".join(text.split()))
+    median = re.match(r"(v_med3_i32) (v\d+), (v\d+), (v\d+), (v\d+)$", " ".join(text.split()))
     if median is not None:
         name, to, one, two, keep = median.groups()
         yield f"{name} {to}, {one}, {one}, {keep}"
