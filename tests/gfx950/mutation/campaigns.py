@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kernel.backends.flydsl import kernel_names, toolchain
+from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import Kernel, RunReport, parse_program
-from tests.gfx950.decode import LAYOUTS
 from tests.gfx950.mutation import (
     decode_equivalents,
     decode_inputs,
@@ -30,9 +30,6 @@ from tests.gfx950.mutation.choice import whole_set
 from tests.gfx950.mutation.launch import Launch, WrongWorkError
 from tests.gfx950.mutation.mutants import Mutant
 from tests.gfx950.mutation.prefill_launches import PrefillLaunch
-
-if TYPE_CHECKING:
-    from kernel.backends.flydsl.score_decode import Layout
 
 
 @dataclass(frozen=True)
