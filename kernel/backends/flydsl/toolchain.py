@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernel.backends.flydsl import kernel_cache, linker
-from kernel.backends.flydsl.decode_layout import LAYOUTS
+from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.runtime import TARGET
 from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
-
-if TYPE_CHECKING:
-    from kernel.backends.flydsl.score_decode import Layout
 
 
 def check() -> str:
