@@ -99,12 +99,12 @@ def _same_ids(setting: Setting, variant: Variant, order: Order) -> Item:
     device = setting.device()
     columns = _columns_of(variant)
     generator = torch.Generator().manual_seed(variant.best)
-    scores = torch.randint(-9, 9, (2, _ROWS, columns), generator=generator).float()
+    scores = torch.randint(-9, 9, (2, _ROWS, columns), generator=generator, dtype=torch.float32, device="cpu")
     lengths = [0, 1, variant.best, variant.best + 1, columns // 2, columns - 1, columns]
-    num_blocks = torch.tensor(lengths).clamp(max=columns).to(torch.int32)
+    num_blocks = torch.tensor(lengths, dtype=torch.int32, device="cpu").clamp(max=columns)
     for row, length in enumerate(num_blocks.tolist()):
         scores[:, row, length:] = -torch.inf
-    expected = torch.full((2, _ROWS, variant.best), -7, dtype=torch.int32)
+    expected = torch.full((2, _ROWS, variant.best), -7, dtype=torch.int32, device="cpu")
     ReferenceBackend().topk(scores, num_blocks, expected, order)
     at = device.torch_device
     found = torch.full_like(expected, -7).to(at)
@@ -135,10 +135,10 @@ def group_maxima(scores: torch.Tensor) -> torch.Tensor:
 def _same_pages(setting: Setting, dtype: torch.dtype) -> Item:
     launchers = setting.launchers()
     generator = torch.Generator().manual_seed(1)
-    keys = torch.randn(_KEYS, HEAD_DIM, generator=generator).to(dtype)
-    slots = torch.randperm(2 * BLOCK_TOKENS, generator=generator)[:_KEYS]
+    keys = torch.randn(_KEYS, HEAD_DIM, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+    slots = torch.randperm(2 * BLOCK_TOKENS, generator=generator, dtype=torch.int64, device="cpu")[:_KEYS]
     slots[::9] = -1
-    expected = torch.full((2, PAGE_BYTES), 0xA5, dtype=torch.uint8)
+    expected = torch.full((2, PAGE_BYTES), 0xA5, dtype=torch.uint8, device="cpu")
     found = expected.to(launchers.device, copy=True)
     ReferenceBackend().insert(keys, expected, slots)
     launchers.insert(keys.to(launchers.device), found, slots.to(launchers.device))

@@ -22,8 +22,12 @@ def batch_of(device: torch.device, num_requests: int, queries: int, keys: int, h
     pages[:, CODE_BYTES:] = torch.randint(
         *_SCALES, (num_pages, SCALE_BYTES), dtype=torch.uint8, device=device
     )
-    table = torch.randperm(num_pages, device=device).to(torch.int32).view(num_requests, blocks)
-    q = torch.randn(num_requests * queries, heads, HEAD_DIM, device=device).to(torch.float8_e4m3fn)
+    table = (
+        torch.randperm(num_pages, dtype=torch.int64, device=device).to(torch.int32).view(num_requests, blocks)
+    )
+    q = torch.randn(num_requests * queries, heads, HEAD_DIM, dtype=torch.float32, device=device).to(
+        torch.float8_e4m3fn
+    )
     requests = tuple(Request(row, row * queries, queries, keys) for row in range(num_requests))
     return ScoreBatch(q, pages, table, build_lut(device), requests, 0, 1)
 
@@ -33,4 +37,6 @@ def score_buffers(batch: ScoreBatch) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (batch.num_heads, batch.total_q, batch.num_score_blocks)
     groups = -(-shape[2] // MAXIMA_BLOCKS)
     device = batch.pages.device
-    return torch.empty(shape, device=device), torch.empty((*shape[:2], groups), device=device)
+    return torch.empty(shape, dtype=torch.float32, device=device), torch.empty(
+        (*shape[:2], groups), dtype=torch.float32, device=device
+    )

@@ -132,7 +132,7 @@ def _faster(setting: Setting, cold_us: dict[Layout, float] | None) -> Item:
 def _topk(setting: Setting, watch: Stopwatch, blocks: int, grouped: bool) -> Item:
     device = setting.device()
     tokens, at = setting.sizes.prefill_queries, device.torch_device
-    scores = torch.randn(HEADS, tokens, blocks, device=at)
+    scores = torch.randn(HEADS, tokens, blocks, dtype=torch.float32, device=at)
     maxima = group_maxima(scores) if grouped else None
     num_blocks = torch.full((tokens,), blocks, dtype=torch.int32, device=at)
     ids = torch.full((HEADS, tokens, TOPK), -1, dtype=torch.int32, device=at)
@@ -148,11 +148,11 @@ def _topk(setting: Setting, watch: Stopwatch, blocks: int, grouped: bool) -> Ite
 def _insert(setting: Setting, watch: Stopwatch, keys: int, dtype: torch.dtype) -> Item:
     device = setting.device()
     at = device.torch_device
-    rows = torch.randn(keys, HEAD_DIM, device=at).to(dtype)
+    rows = torch.randn(keys, HEAD_DIM, dtype=torch.float32, device=at).to(dtype)
     num_pages = -(-keys // BLOCK_TOKENS)
     pages = torch.zeros(num_pages, PAGE_BYTES, dtype=torch.uint8, device=at)
-    slots = torch.randperm(num_pages, device=at)[:, None] * BLOCK_TOKENS
-    slots = (slots + torch.arange(BLOCK_TOKENS, device=at)).flatten()[:keys]
+    slots = torch.randperm(num_pages, dtype=torch.int64, device=at)[:, None] * BLOCK_TOKENS
+    slots = (slots + torch.arange(BLOCK_TOKENS, dtype=torch.int64, device=at)).flatten()[:keys]
     launcher = InsertLauncher(device)
     num_bytes = keys * (HEAD_DIM * rows.element_size() + PAGE_BYTES // BLOCK_TOKENS + 8)
     return watch.measure(lambda: launcher(rows, pages, slots), num_bytes=num_bytes)
