@@ -47,9 +47,9 @@ def _equal(evidence: Evidence) -> list[Hypothesis]:
                     f"the selection saw equal scores: the {end} ids"
                     + (" beside the forced blocks" if keeps_forced else ""),
                     FAMILY,
-                    "The top-k reads zeros, -inf or a buffer that was never written, and ids that are "
-                    f"{'first' if end == 'lowest' else 'last'} fill all places: look at what it reads, and "
-                    "at where its scores start. Ids alone do not tell it from forced blocks that fill them.",
+                    f"The top-k reads zeros, -inf or a buffer that was never written, and the {end} ids fill "
+                    "all places: look at what it reads, and at where its scores start. Ids alone do not "
+                    "tell it from forced blocks that fill them.",
                     lambda e, end=end, keeps=keeps_forced: Prediction(  # type: ignore[misc]
                         score(e), _by_equal_scores(e, end, keeps)
                     ),

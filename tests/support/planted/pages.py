@@ -116,6 +116,8 @@ class StepLeftOut(Planted):
 class GarbageTail(StepNotWritten):
     """Behind a request's last key lie the largest keys that there are: they are read by nobody."""
 
+    options: ClassVar[dict[str, Any]] = {"scales": (0x08, 0x18)}
+
     @classmethod
     def made(cls) -> Case:
         case = super().made()
