@@ -111,8 +111,8 @@ def _unforced(evidence: Evidence, steps: Steps) -> Scored:
             best = _best(queries[rows], keys, chunk, steps, rows, last_key[rows])
             best[:, ~known] = np.nan
             scores[rows[:, None], chunk] = best
-            largest = np.nanmax(np.einsum("ptd,ptd->pt", keys, keys), axis=1, initial=0.0)
-            slack[rows[:, None], chunk] += 2 * evidence.tolerance * np.outer(norms[rows], np.sqrt(largest))
+            length = _longest(keys, chunk, steps, rows, last_key[rows])
+            slack[rows[:, None], chunk] += 2 * evidence.tolerance * norms[rows, None] * length
         scores[np.ix_(rows, columns >= blocks)] = -np.inf
     scores[columns >= num_blocks[:, None]] = -np.inf
     return Scored(scores, num_blocks, slack)
@@ -127,18 +127,37 @@ def _best(queries: Floats, keys: Floats, blocks: Ints, steps: Steps, rows: Ints,
     if np.isnan(products).any():
         # A NaN product wins in no maximum of hardware; the contract counts a NaN score as -inf, too.
         products[np.isnan(products)] = -np.inf
-    tokens = np.arange(BLOCK_TOKENS)
-    if steps.first_absent is not None:
-        place = blocks[:, None] * BLOCK_TOKENS + tokens
-        absent = place >= steps.first_absent[rows][:, None, None]
-        products = np.where(absent, np.float32(0 if steps.absent_is_zero else -np.inf), products)
-    best: Floats = products.max(axis=2)
+    products = _absent_as(np.float32(0 if steps.absent_is_zero else -np.inf), products, blocks, steps, rows)
+    return _largest_seen(products, blocks, last_key)
+
+
+def _longest(keys: Floats, blocks: Ints, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
+    """Length of the longest visible key of each of ``blocks``: ``[rows, blocks]``. What lies behind the last
+    one may be of any size, and rounds no score."""
+    squares: Floats = np.nan_to_num(np.einsum("ptd,ptd->pt", keys, keys), nan=0.0, posinf=np.inf)
+    seen = _largest_seen(_absent_as(np.float32(0), squares[None], blocks, steps, rows), blocks, last_key)
+    return np.asarray(np.sqrt(np.maximum(seen, 0)), dtype=np.float32)
+
+
+def _absent_as(value: np.float32, values: Floats, blocks: Ints, steps: Steps, rows: Ints) -> Floats:
+    """Values of keys ``[rows or 1, blocks, 128]``, those of absent keys replaced."""
+    if steps.first_absent is None:
+        return values
+    place = blocks[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)
+    return np.where(place >= steps.first_absent[rows][:, None, None], value, values)
+
+
+def _largest_seen(values: Floats, blocks: Ints, last_key: Ints) -> Floats:
+    """Largest of the values of keys ``[rows or 1, blocks, 128]`` that a row sees: ``[rows, blocks]``."""
+    rows = len(last_key)
+    best: Floats = np.broadcast_to(values.max(axis=2), (rows, len(blocks))).copy()
     end = last_key // BLOCK_TOKENS  # the only block that a row sees a part of
     best[blocks > end[:, None]] = -np.inf
-    place = np.searchsorted(blocks, end).clip(max=count - 1)
+    place = np.searchsorted(blocks, end).clip(max=len(blocks) - 1)
     (cut,) = np.nonzero(blocks[place] == end)
-    seen = tokens <= (last_key[cut] % BLOCK_TOKENS)[:, None]
-    best[cut, place[cut]] = np.where(seen, products[cut, place[cut]], -np.inf).max(axis=1)
+    seen = np.arange(BLOCK_TOKENS) <= (last_key[cut] % BLOCK_TOKENS)[:, None]
+    of_end = np.broadcast_to(values, (rows, *values.shape[1:]))[cut, place[cut]]
+    best[cut, place[cut]] = np.where(seen, of_end, -np.inf).max(axis=1)
     return best
 
 

@@ -11,6 +11,7 @@ import pytest
 from indexer.case import Case, EngineRecord
 from tests.support.faulty_engine import Bytes, Engine, engine_case
 from tests.support.planted import every_fault
+from tests.support.planted.buffers import Equal, EqualFromTheEnd
 from tests.support.planted.fault import ALL, BOTH, ONLY_IDS, ONLY_SCORES, Planted, explained, only, planted
 from tests.support.planted.keys import NibblesSwapped
 from tests.support.planted.positions import NoPrefix
@@ -170,3 +171,18 @@ def test_rows_read_from_outside_the_file_name_no_stride(record: str, local_block
     verdict = explained(only(dataclasses.replace(case, engine=engine), record))
     assert verdict.fault_rows > 0
     assert "block-table stride" not in [cause.family for cause in (*verdict.causes, *verdict.candidates)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "forced"),
+    [
+        (Equal, "4 init blocks are forced, not 0"),
+        (EqualFromTheEnd, "4 local blocks are forced, not 0"),
+    ],
+)
+def test_forced_blocks_that_fill_every_place_are_not_told_from_equal_scores(
+    fault: type[Equal], forced: str
+) -> None:
+    """By ids alone; no number of forced blocks is named as if it were certain."""
+    verdict = explained(only(planted(fault), ONLY_IDS))
+    assert {cause.name for cause in verdict.causes} == {fault.name, forced}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from indexer.explain.causes import (
     causal_mask,
     chunk_start,
+    equal_scores,
     heads,
     id_meaning,
     id_order,
@@ -15,6 +16,7 @@ from indexer.explain.causes import (
     saturation,
     scale_group,
     scale_order,
+    score_dtype,
     score_scale,
     selection,
     sentinel_counts,
@@ -49,6 +51,8 @@ FROM_THE_RESULT = (
     heads,
     token_shift,
     score_scale,
+    score_dtype,
+    equal_scores,
     stale_pages,
 )
 """These look at what the engine recorded to see which faults are worth trying."""

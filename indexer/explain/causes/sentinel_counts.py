@@ -75,7 +75,8 @@ def _from_ids(evidence: Evidence, narrow: Evidence, stated: Counts, apart: set[C
     for tried in (
         [(stated[0], local) for local in locals_tried],
         [(init, stated[1]) for init in range(1, most_init + 1)],
-        [(most_init, most_local)],
+        # What fills all places from both ends never looked at scores: that is no number of forced blocks.
+        [(most_init, most_local)] if most_init + most_local < topk else [],
     ):
         fits = {counts: _explains(counts, stated, narrow) for counts in tried if counts not in apart}
         best = max(fits.values(), default=0)
@@ -97,11 +98,13 @@ def _run(picked: Bools, num_blocks: Ints) -> Ints:
 
 def _more_than_k(picked: Bools, num_blocks: Ints, init_blocks: int, topk: int) -> list[int]:
     """Where most rows pick k blocks in a row that start as far from their end: of more forced blocks than k,
-    the first win. That all are forced would allow any pick, so the run itself is asked for."""
+    the first win. That all are forced would allow any pick, so the run itself is asked for, and not the one
+    from the first block on, which equal scores give."""
     own = np.where(np.arange(picked.shape[1]) >= init_blocks, picked, False)
     first, count = own.argmax(axis=1), own.sum(axis=1)
     in_a_row = own.shape[1] - 1 - own[:, ::-1].argmax(axis=1) - first == count - 1
-    distances, rows = np.unique((num_blocks - first)[in_a_row & (count > 0)], return_counts=True)
+    in_a_row &= (count > 0) & (first > init_blocks)
+    distances, rows = np.unique((num_blocks - first)[in_a_row], return_counts=True)
     if not len(distances) or rows.max() < 0.5 * len(own):
         return []
     usual = int(distances[rows.argmax()])

@@ -111,3 +111,21 @@ class StepLeftOut(Planted):
     def present(self, products: Floats, request: int) -> Floats:
         prefix = int(self.case.seq_lens[request] - self.case.query_lens[request])
         return np.where(np.arange(len(products)) >= prefix, -np.inf, products)
+
+
+class GarbageTail(StepNotWritten):
+    """Behind a request's last key lie the largest keys that there are: they are read by nobody."""
+
+    options: ClassVar[dict[str, Any]] = {"scales": (0x08, 0x18)}
+
+    @classmethod
+    def made(cls) -> Case:
+        case = super().made()
+        assert case.pages is not None
+        assert case.block_table is not None
+        pages = case.pages.copy()
+        for request, seq_len in enumerate(case.seq_lens.tolist()):
+            page = pages[case.block_table[request, (seq_len - 1) // 128]]
+            end = (seq_len - 1) % 128 + 1
+            page[end * 64 : 8192], page[8192 + end * 8 :] = 0x77, 0x7E
+        return dataclasses.replace(case, pages=pages)
