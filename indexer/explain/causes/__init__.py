@@ -11,6 +11,7 @@ from indexer.explain.causes import (
     id_order,
     nibbles,
     output_layout,
+    page_id_bits,
     page_wrap,
     queries,
     saturation,
@@ -45,6 +46,7 @@ FROM_THE_CALL = (
     score_columns,
     table_stride,
     page_wrap,
+    page_id_bits,
 )
 FROM_THE_RESULT = (
     selection,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from indexer.case import Case
 from tests.support.faulty_engine import Engine
-from tests.support.planted.fault import Planted
+from tests.support.planted.fault import BOTH, ONLY_IDS, Planted
 from tests.support.planted.keys import NibblesSwapped
 from tests.support.planted.selections import Lowest
 
@@ -80,6 +80,7 @@ class InDecodeRows(InPart):
 class FromAPosition(InPart):
     name, family, fault = "the lowest scores are picked", "selection", Lowest
     only = "from position 1,410 on"
+    records = (BOTH, ONLY_IDS)
 
     def part(
         self, head: NDArray[np.int64], request: NDArray[np.int64], position: NDArray[np.int64]
