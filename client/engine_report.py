@@ -115,7 +115,9 @@ def _causes(verdict: EngineVerdict) -> list[Text]:
     if verdict.untried:
         lines.append(Text(f"Not tried for want of time: {'; '.join(verdict.untried)}."))
     for cause in causes:
-        lines.append(Text("Cause: ", "bold").append(cause.name, "bold red").append(f" ({cause.family})"))
+        lines.append(
+            Text("Cause: ", "bold").append(words.named(cause), "bold red").append(f" ({cause.family})")
+        )
         lines.append(Text(f"  {cause.says}"))
         lines.append(Text(f"  {words.evidence(cause)}", "dim"))
     if verdict.fault_rows and not verdict.causes:

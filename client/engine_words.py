@@ -185,11 +185,18 @@ def not_finite(row: NotFiniteRow) -> str:
     )
 
 
+def named(cause: Cause) -> str:
+    """A cause, and the part of the call that has it."""
+    return cause.name if cause.only is None else f"{cause.name}, only {cause.only}"
+
+
 def evidence(cause: Cause) -> str:
     """What a cause was found to explain."""
     rows = f"Computed and compared: it explains {cause.explained} of {cause.faulty} sampled faulty rows"
     if cause.right:
         rows += f", and leaves {cause.kept} of {cause.right} right ones as they are"
+    if cause.only is not None:
+        rows += f", all {cause.only}: no other row of the call is faulty"
     return rows + "."
 
 

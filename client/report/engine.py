@@ -87,6 +87,6 @@ def _causes(verdict: EngineVerdict) -> list[str]:
 
 def _cause(cause: Cause, kind: str) -> str:
     return (
-        f'<div class="{kind}"><b>{text(cause.name)}</b> ({text(cause.family)})'
+        f'<div class="{kind}"><b>{text(words.named(cause))}</b> ({text(cause.family)})'
         f"{paragraph(cause.says)}{paragraph(words.evidence(cause), 'soft')}</div>"
     )

@@ -72,6 +72,8 @@ class Cause:
         kept: right sampled rows that the fault leaves right.
         right: right sampled rows.
         fitted: 0 if nothing was fitted to the engine's result; more, the more could be.
+        only: the part of the call that is at fault ("in head 2", "from position 4,096 on"), of which the
+            sample is; None if it is all of it.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Cause:
     kept: int
     right: int
     fitted: int
+    only: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from indexer.explain.causes import hypotheses
+from indexer.explain.causes import hypotheses, stale_pages
 from indexer.explain.engine_verdict import Cause
 from indexer.explain.evidence import Evidence, Ints
 from indexer.explain.hypothesis import Hypothesis
@@ -35,11 +35,13 @@ class Naming:
         causes: the fault that explains best, or those that explain as well and cannot be told from it.
         candidates: others that explain a part, best first.
         untried: names of faults for which there was no time.
+        most: largest share of the sample's faulty rows that one fault explains.
     """
 
     causes: tuple[Cause, ...]
     candidates: tuple[Cause, ...]
     untried: tuple[str, ...]
+    most: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +62,17 @@ class Tried:
     def names(self) -> bool:
         """Whether this is enough to name it."""
         cause = self.cause
-        enough = self.bits >= (FITTED_BITS if cause.fitted else NAMED_BITS)
+        # Which part of the call is looked at was fitted, too.
+        enough = self.bits >= (FITTED_BITS if cause.fitted or cause.only else NAMED_BITS)
         many = cause.explained >= NAMED_SHARE * cause.faulty and cause.kept >= NAMED_SHARE * cause.right
         return enough and many
 
 
 def name_causes(
-    evidence: Evidence, seconds: float = TIME_LIMIT, clock: Callable[[], float] = time.monotonic
+    evidence: Evidence,
+    seconds: float = TIME_LIMIT,
+    clock: Callable[[], float] = time.monotonic,
+    only: str | None = None,
 ) -> Naming:
     """Try every fault: on a few rows, on all rows in some columns, and then as a whole.
 
@@ -76,6 +82,7 @@ def name_causes(
         evidence: the sample.
         seconds: after which no further fault is tried.
         clock: seconds.
+        only: the part of the call that the sample is of, in words.
     """
     end = clock() + seconds
     right = by_contract(evidence)
@@ -96,14 +103,14 @@ def name_causes(
 
     left = [
         hypothesis
-        for hypothesis in in_time(hypotheses(evidence, narrow))
+        for hypothesis in in_time(_speaking_of(hypotheses(evidence, narrow), only))
         if match(hypothesis.predict(few), few).rows.any()
     ]
     if narrow is not evidence:  # what a fault gives in some columns is the most that it gives in all
-        most = [_try(hypothesis, narrow, wrong, bits) for hypothesis in in_time(left)]
+        most = [_try(hypothesis, narrow, wrong, bits, only) for hypothesis in in_time(left)]
         most = [one for one in most if one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty]
         left = [one.hypothesis for one in sorted(most, key=lambda one: one.rank, reverse=True)]
-    tried = [_try(hypothesis, evidence, wrong, bits) for hypothesis in in_time(left)]
+    tried = [_try(hypothesis, evidence, wrong, bits, only) for hypothesis in in_time(left)]
     tried = [one for one in tried if one.cause.explained]
     tried.sort(key=lambda one: one.rank, reverse=True)
     named = [one for one in tried[:1] if one.names]
@@ -116,10 +123,18 @@ def name_causes(
         if one.hypothesis.name not in shown and one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty
     ]
     causes = tuple(one.cause for one in named)
-    return Naming(causes, tuple(others[:MAX_CANDIDATES]), tuple(untried))
+    most_given = max((one.cause.explained / one.cause.faulty for one in tried), default=0.0)
+    return Naming(causes, tuple(others[:MAX_CANDIDATES]), tuple(untried), most_given)
 
 
-def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints) -> Tried:
+def _speaking_of(found: list[Hypothesis], only: str | None) -> list[Hypothesis]:
+    """Those that a part of a call can have: what a page holds is the same for all that read it."""
+    if only is None:
+        return found
+    return [one for one in found if one.family != stale_pages.FAMILY and not one.leaves_open]
+
+
+def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, only: str | None) -> Tried:
     found = match(hypothesis.predict(evidence), evidence)
     given = found.rows
     if not hypothesis.leaves_open and evidence.blocks is None:
@@ -138,5 +153,6 @@ def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints) -
         kept=int((given & ~evidence.faulty).sum()),
         right=int((~evidence.faulty).sum()),
         fitted=fitted,
+        only=only,
     )
     return Tried(hypothesis, found, cause, int(bits[explained].sum()))

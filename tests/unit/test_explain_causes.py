@@ -38,6 +38,7 @@ def test_a_planted_fault_is_named(fault: type[Planted], record: str) -> None:
     cause = verdict.causes[0]
     assert cause.explained == cause.faulty
     assert cause.kept == cause.right
+    assert cause.only == fault.only
 
 
 class FarPages(Planted):

@@ -25,6 +25,11 @@ def hypotheses(_evidence: Evidence) -> list[Hypothesis]:
             unsaturated(),
         ),
         _reads(
+            "keys beyond 448 are kept as they are",
+            "A product of code and scale beyond 448 is neither saturated nor rounded; others are rounded.",
+            kept_beyond(),
+        ),
+        _reads(
             "keys beyond 448 become NaN",
             "The cast to E4M3 overflows to NaN; it must saturate.",
             overflowing(),
@@ -68,6 +73,11 @@ def unsaturated() -> Floats:
     fraction, exponent = np.frexp(exact())
     beyond = np.ldexp(np.rint(fraction * 16) / 16, exponent)
     return np.where(np.abs(exact()) > E4M3_MAX, beyond, _rounded(exact())).astype(np.float32)
+
+
+def kept_beyond() -> Floats:
+    """Exact above 448."""
+    return np.where(np.abs(exact()) > E4M3_MAX, exact(), _rounded(exact()))
 
 
 def overflowing() -> Floats:

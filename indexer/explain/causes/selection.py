@@ -40,6 +40,14 @@ def hypotheses(evidence: Evidence, _narrow: Evidence) -> list[Hypothesis]:
         found += _shared_by_heads(evidence)
     if evidence.block_ids is not None:
         found += _lowest(evidence)
+        found.append(
+            Hypothesis(
+                "the best block is left out",
+                FAMILY,
+                "The ids are those of ranks 2 to k + 1: a top-k that starts one too late.",
+                _without_best,
+            )
+        )
         found += _fewer(evidence, evidence.block_ids)
     return found
 
@@ -120,6 +128,21 @@ def _picks_lowest(evidence: Evidence, *, keeps_forced: bool, sees_masked: bool) 
     return Prediction(right, replace(right, scores=turned, num_blocks=num_blocks))
 
 
+def _without_best(evidence: Evidence) -> Prediction:
+    right = score(evidence)
+    best = np.argmax(np.nan_to_num(right.scores, nan=-np.inf), axis=1)[:, None].astype(np.int32)
+    scores = right.scores.copy()
+    np.put_along_axis(scores, best, np.float32(-np.inf), axis=1)
+
+    def read(e: Evidence, ids: Ids) -> Ids:
+        """Rows that have no k + 1 blocks have one id less: the block left out stands for it."""
+        filling = (ids == -1) & (e.num_blocks <= ids.shape[1])[:, None]
+        first = filling & (np.arange(ids.shape[1]) == np.argmax(filling, axis=1)[:, None])
+        return np.where(first, best, ids)
+
+    return Prediction(right, replace(right, scores=scores), read_ids=read)
+
+
 def _fewer(evidence: Evidence, ids: Ids) -> list[Hypothesis]:
     """As many ids as the longest of the faulty rows has before its filling starts."""
     faulty = ids[evidence.faulty]
@@ -131,15 +154,19 @@ def _fewer(evidence: Evidence, ids: Ids) -> list[Hypothesis]:
             continue
         found.append(
             Hypothesis(
-                f"{count} blocks are selected where {evidence.case.topk} are stated"
+                f"{_blocks(count)} selected where {evidence.case.topk} are stated"
                 + ("" if filling == -1 else ", and 0 is written behind them"),
                 FAMILY,
-                f"The rows hold the {count} best blocks and nothing behind them: the k used is {count}.",
+                f"The k used is {count}: nothing stands behind the {f'{count} ' * (count > 1)}best.",
                 lambda e, count=count, filling=filling: _shorter(e, count, filling),  # type: ignore[misc]
                 fitted=1,
             )
         )
     return found
+
+
+def _blocks(count: int) -> str:
+    return "1 block is" if count == 1 else f"{count} blocks are"
 
 
 def _shorter(evidence: Evidence, count: int, filling: int) -> Prediction:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.planted import buffers, keys, layouts, pages, positions, selections
+from tests.support.planted import buffers, keys, layouts, pages, parts, positions, selections
 from tests.support.planted.fault import Planted
 
-__all__ = ["buffers", "every_fault", "keys", "layouts", "pages", "positions", "selections"]
+__all__ = ["buffers", "every_fault", "keys", "layouts", "pages", "parts", "positions", "selections"]
 
 
 def every_fault(kind: type[Planted] = Planted) -> list[type[Planted]]:

@@ -22,12 +22,13 @@ ANY_FORCED = {"init_blocks": 2, "local_blocks": 2}
 
 
 class Planted(Engine):
-    """A fault: its case, what names it, and what must be recorded for that."""
+    """A fault: its case, what names it, and what must be recorded for that, and the part that has it."""
 
     name: ClassVar[str]
     family: ClassVar[str]
     options: ClassVar[dict[str, Any]] = {}
     records: ClassVar[tuple[str, ...]] = ALL
+    only: ClassVar[str | None] = None
 
     @classmethod
     def made(cls) -> Case:

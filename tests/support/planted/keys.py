@@ -198,6 +198,13 @@ class Unsaturated(Planted):
         return np.where(np.abs(products) > 448, small, super().cast(products))
 
 
+class KeptBeyond(Planted):
+    name, family, options = "keys beyond 448 are kept as they are", "saturation and rounding", LARGE
+
+    def cast(self, products: Floats) -> Floats:
+        return np.where(np.abs(products) > 448, products, super().cast(products))
+
+
 class OverflowToNaN(Planted):
     name, family, options = "keys beyond 448 become NaN", "saturation and rounding", LARGE
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from indexer.case import Case
+from indexer.case import Case, EngineRecord
 from tests.support.faulty_engine import Bytes, Floats
 from tests.support.planted.fault import BOTH, LONG, ONLY_IDS, ONLY_SCORES, Planted
 
@@ -47,6 +47,28 @@ class ColumnMajor(Planted):
 
     def page(self, request: int, block: int) -> Bytes:
         return self.at(self.table.reshape(-1)[block * 3 + request])
+
+
+class IdsOf8Bits(Planted):
+    """Some of what is read instead lies outside the file."""
+
+    name, family = "page ids are kept in 8 bits", "page id wrap"
+    records = (BOTH, ONLY_SCORES)
+
+    @classmethod
+    def made(cls) -> Case:
+        case = super().made()
+        assert case.pages is not None
+        ids = np.random.default_rng(3).choice(400, len(case.pages), replace=False).astype(np.int32)
+        return dataclasses.replace(case, engine=EngineRecord(page_ids=ids))
+
+    def page(self, request: int, block: int) -> Bytes:
+        assert self.case.engine is not None
+        assert self.case.engine.page_ids is not None
+        held = self.case.engine.page_ids
+        page_id = int(held[self.table[request, block]])
+        (found,) = np.nonzero(held == page_id % 256)
+        return self.at(int(found[0])) if len(found) else super().page(request, block)[::-1]
 
 
 class Unwritten(Planted):

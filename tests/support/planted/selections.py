@@ -117,6 +117,13 @@ class FewerIds(Selecting):
         return np.where(np.arange(4) < 3, ids, -1).astype(np.int32)
 
 
+class OneId(Selecting):
+    name = "1 block is selected where 4 are stated"
+
+    def ids(self, scores: Scores, ids: Ids) -> Ids:
+        return np.where(np.arange(4) < 1, ids, -1).astype(np.int32)
+
+
 class FewerIdsOverZeros(Selecting):
     name = "4 blocks are selected where 7 are stated, and 0 is written behind them"
     options: ClassVar[dict[str, Any]] = {"topk": 7}
@@ -137,6 +144,44 @@ class OneTooLow(Selecting):
 
     def ids(self, scores: Scores, ids: Ids) -> Ids:
         return ids - 1
+
+
+class FirstTokens(Selecting):
+    name, family = "ids are first tokens of blocks", "meaning of ids"
+
+    def ids(self, scores: Scores, ids: Ids) -> Ids:
+        return np.where(ids < 0, ids, ids * 128)
+
+
+class OfTheBatch(Selecting):
+    name, family = "ids count on over the requests of the batch", "meaning of ids"
+
+    def ids(self, scores: Scores, ids: Ids) -> Ids:
+        blocks = -(-self.case.seq_lens // 128)
+        before = np.repeat([blocks[:r].sum() for r in range(len(blocks))], self.case.query_lens)
+        return np.where(ids < 0, ids, ids + before[:, None]).astype(np.int32)
+
+
+class OffByFive(Selecting):
+    name, family = "ids are 5 too high", "meaning of ids"
+
+    def ids(self, scores: Scores, ids: Ids) -> Ids:
+        return np.where(ids < 0, ids, ids + 5)
+
+
+class FilledWithZero(Selecting):
+    name, family = "0 stands behind the ids for -1", "meaning of ids"
+    options: ClassVar[dict[str, Any]] = {"topk": 8}
+
+    def ids(self, scores: Scores, ids: Ids) -> Ids:
+        return np.where(ids < 0, 0, ids).astype(np.int32)
+
+
+class BestLeftOut(Selecting):
+    name = "the best block is left out"
+
+    def ids(self, scores: Scores, ids: Ids) -> Ids:
+        return selected(scores, self.case.topk + 1)[:, :, 1:]
 
 
 class PagesOfTheFile(Selecting):
@@ -222,6 +267,23 @@ class NoOrder(Ordered):
     def ids(self, scores: Scores, ids: Ids) -> Ids:
         turned = ids[:, :, [3, 1, 4, 0, 5, 2]]
         return np.take_along_axis(turned, np.argsort(turned < 0, axis=2, kind="stable"), axis=2)
+
+
+class ColumnsLater(Planted):
+    name, family = "score columns are shifted by one: block b stands in column b + 1", "score columns"
+    records = (BOTH, ONLY_SCORES)
+
+    def outputs(self, scores: Scores, ids: Ids) -> tuple[Scores, Ids]:
+        wide = np.pad(scores, ((0, 0), (0, 0), (0, 2)), constant_values=-np.inf)  # as an engine's buffer is
+        return np.roll(wide, 1, axis=2), ids
+
+
+class ColumnsEarlier(Planted):
+    name, family = "score columns are shifted by one: block b stands in column b - 1", "score columns"
+    records = (BOTH, ONLY_SCORES)
+
+    def outputs(self, scores: Scores, ids: Ids) -> tuple[Scores, Ids]:
+        return np.roll(scores, -1, axis=2), ids
 
 
 class Scaled(Planted):
