@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from client.failure import MISMATCH, one_line_errors, printable
-from client.first_run.parts import PARTS, SIMULATED, VERIFY, command_of
+from client.first_run.parts import DOCTOR, PARTS, SIMULATED, VERIFY, command_of
 from client.options import JsonOption
+
+if TYPE_CHECKING:
+    from client.first_run.interruption import Interruption
+    from client.first_run.record import Record
 
 PART_TIMEOUT_S = 1800
 
@@ -39,33 +44,27 @@ def first_run(
 ) -> None:
     """Check every gfx950 kernel against the oracle, time each, count with rocprofv3, pack what to send back.
 
-    Each part is a process of its own: one that fails, hangs or ends does not stop the others. The exit code
-    is 1 if one did. With --json what is in DIR/first-run.json is printed.
+    DIR must hold no earlier run. Each part is a process of its own: one that fails, hangs or ends does not
+    stop the others. The exit code is 1 if one did, or if the backend cannot run here. A run that is stopped,
+    by Ctrl-C, SIGTERM or SIGHUP, packs what it found; its exit code is 128 and the signal's number. With
+    --json what is in DIR/first-run.json is printed.
     """
     from client.commands.doctor import versions
+    from client.first_run.interruption import Interruption
     from client.first_run.record import ARCHIVE, RECORD, TEXT, Record
-    from client.first_run.run_part import PartResult, run_part
-    from client.terminal import output, status
-    from kernel.backends import registry
+    from client.terminal import output
 
-    with one_line_errors(as_json), status() as on_step:
+    interruption = Interruption()
+    with one_line_errors(as_json):
         chosen = _chosen(part)
-        registry.resolve(backend.value)
+        _check_unused(out)
         out.mkdir(parents=True, exist_ok=True)
-        named = _cases(backend, cases or [])
-        done: list[PartResult] = []
-        record = Record(backend.value, versions(), kernels(), done)
+        record = Record(backend.value, versions(), kernels(), chosen)
         record.write(out)  # a folder that cannot be written is told before the work
-        for number, name in enumerate(chosen, 1):
-            on_step(f"{name}, {number} of {len(chosen)}")
-            if name == VERIFY and not named:
-                reason = "the packaged case is too large to be interpreted: name a small one"
-                done.append(PartResult(name, True, 0.0, None, [], skipped=reason))
-            else:
-                command = command_of(name, backend.value, out, named)
-                done.append(run_part(name, command, PART_TIMEOUT_S))
-            record.write(out)
-        record.pack(out)
+        record.stopped = _refusal(backend)
+        with interruption.handling():
+            _run(record, out, _cases(backend, cases or []), interruption)
+            record.pack(out)
     if as_json:
         print(json.dumps(record.fields()))
     else:
@@ -73,8 +72,33 @@ def first_run(
         console.print(printable_lines(record.text()), markup=False, soft_wrap=True)
         wrote = ", ".join(str(out / name) for name in (ARCHIVE, RECORD, TEXT))
         console.print(f"wrote {printable(wrote)}", markup=False, soft_wrap=True)
+    if interruption.signal is not None:
+        raise typer.Exit(128 + interruption.signal)
     if not record.ok:
         raise typer.Exit(MISMATCH)
+
+
+def _run(record: Record, out: Path, cases: list[str], interruption: Interruption) -> None:
+    from client.first_run.run_part import PartResult, run_part
+    from client.terminal import status
+
+    refused = record.stopped is not None
+    with status() as on_step:
+        # Where the backend cannot run, what the machine has is all that can be found.
+        for number, name in enumerate([DOCTOR] if refused else record.planned, 1):
+            if interruption.signal is not None:
+                break
+            on_step(f"{name}, {number} of {len(record.planned)}")
+            if name == VERIFY and not cases:
+                reason = "the packaged case is too large to be interpreted: name a small one"
+                record.parts.append(PartResult(name, True, 0.0, None, [], skipped=reason))
+            else:
+                command = command_of(name, "auto" if refused else record.backend, out, cases)
+                record.parts.append(run_part(name, command, PART_TIMEOUT_S, interruption))
+            record.write(out)
+    if interruption.signal is not None:
+        record.stopped = f"interrupted by {interruption.signal.name}"
+    record.finished = record.stopped is None
 
 
 def kernels() -> dict[str, str | None]:
@@ -86,13 +110,37 @@ def kernels() -> dict[str, str | None]:
     return {
         "sources": sources_digest(),
         "library": None if library is None else str(library),
-        "decode_layout": decode_layout.chosen(),
+        "decode_layout": os.environ.get(decode_layout.VARIABLE) or decode_layout.DEFAULT,
     }
 
 
 def printable_lines(text: str) -> str:
     """A text without anything that steers a terminal but the ends of its lines."""
     return "\n".join(map(printable, text.splitlines()))
+
+
+def _check_unused(out: Path) -> None:
+    """Refuse the folder of an earlier run: its files would be taken for this one's, and packed with them."""
+    from client.first_run.record import OWN_NAMES
+    from kernel.errors import InvalidArgumentError
+
+    found = [name for name in OWN_NAMES if os.path.lexists(out / name)]
+    if found:
+        raise InvalidArgumentError(
+            "--out", out, f"holds {', '.join(found)} of an earlier run", "name another folder: --out NEW"
+        )
+
+
+def _refusal(backend: Where) -> str | None:
+    """Why the backend cannot run here, if it cannot."""
+    from kernel.backends import registry
+    from kernel.errors import BackendUnavailableError
+
+    try:
+        registry.resolve(backend.value)
+    except BackendUnavailableError as error:
+        return str(error)
+    return None
 
 
 def _chosen(parts: list[str] | None) -> list[str]:

@@ -6,10 +6,11 @@ import dataclasses
 import json
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client.first_run.part_lines import part_lines
 from client.first_run.parts import SIMULATED
 from client.first_run.run_part import PartResult
 from indexer.case.atomic import write_atomically
@@ -18,6 +19,8 @@ RECORD = "first-run.json"
 TEXT = "what-to-send-back.txt"
 ARCHIVE = "nvfp4-indexer-first-run.tar.gz"
 ROCPROF = "rocprof"
+OWN_NAMES = (RECORD, TEXT, ARCHIVE, ROCPROF)
+"""What a run writes and what goes into its archive."""
 FORMAT = "nvfp4-indexer-first-run"
 NO_MEASUREMENT = (
     "SIMULATED: a CPU interpreted the kernels. No time here is a measurement of them: "
@@ -25,7 +28,7 @@ NO_MEASUREMENT = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Record:
     """What a run found so far.
 
@@ -33,24 +36,30 @@ class Record:
         backend: ``flydsl`` or ``flydsl-sim``.
         versions: of the program and its packages.
         kernels: which kernels run.
-        parts: those that ended.
+        planned: parts that are to run.
+        parts: those that ended, or were left out.
+        finished: whether all of them did.
+        stopped: why the run ended before them: a signal, or a backend that cannot run; None if it did not.
     """
 
     backend: str
     versions: dict[str, str]
     kernels: dict[str, str | None]
-    parts: Sequence[PartResult]
+    planned: Sequence[str]
+    parts: list[PartResult] = field(default_factory=list)
+    finished: bool = False
+    stopped: str | None = None
 
     @property
     def ok(self) -> bool:
-        """Whether every part is right."""
-        return all(part.ok for part in self.parts)
+        """Whether every part has ended and is right."""
+        return self.finished and all(part.ok for part in self.parts)
 
     @property
     def faster_layout(self) -> dict[str, Any] | None:
-        """What the decode benchmark chose, if it could."""
+        """What the decode benchmark says of the layouts, if it could compare them."""
         items = [item for part in self.parts if part.name == "speed-decode" for item in part.items]
-        return next((item for item in items if item.get("ok") and "set" in item), None)
+        return next((item for item in items if item.get("ok") and "steps" in item), None)
 
     def fields(self) -> dict[str, Any]:
         """For JSON."""
@@ -63,6 +72,9 @@ class Record:
             "simulated": self.backend == SIMULATED,
             "note": NO_MEASUREMENT if self.backend == SIMULATED else None,
             "ok": self.ok,
+            "planned": list(self.planned),
+            "finished": self.finished,
+            "stopped": self.stopped,
             "faster_layout": self.faster_layout,
             "parts": [dataclasses.asdict(part) for part in self.parts],
         }
@@ -71,10 +83,15 @@ class Record:
         """For people."""
         lines = [NO_MEASUREMENT, ""] if self.backend == SIMULATED else []
         lines += [f"Send back {ARCHIVE}: it holds this text, {RECORD} and what rocprofv3 wrote.", ""]
-        lines += map(_line, self.parts)
+        for part in self.parts:
+            lines += part_lines(part)
+        if self.stopped is not None:
+            ended = {part.name for part in self.parts}
+            missing = ", ".join(name for name in self.planned if name not in ended) or "none"
+            lines += ["", f"NOT FINISHED: {self.stopped}; parts that did not run: {missing}."]
         layout = self.faster_layout
         if layout is not None and self.backend != SIMULATED:
-            lines += ["", f"Decode is faster with {layout['set']}: set it where the indexer runs."]
+            lines += ["", *_layout_lines(layout)]
         return "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> None:
@@ -101,14 +118,14 @@ class Record:
         return unfinished.replace(folder / ARCHIVE)
 
 
-def _line(part: PartResult) -> str:
-    if part.skipped is not None:
-        return f"{part.name}: left out, {part.skipped}"
-    wrong = [item for item in part.items if item.get("ok") is False]
-    skipped = [item["skipped"] for item in part.items if item.get("skipped")]
-    verdict = "right" if part.ok else f"WRONG ({len(wrong)} items)" if wrong else "FAILED"
-    line = f"{part.name}: {verdict}, {len(part.items)} items, {part.seconds:.0f} s"
-    reasons = [str(item.get("error") or item.get("name") or item.get("case")) for item in wrong[:1]]
-    if not part.ok and not wrong and part.error:
-        reasons = part.error.splitlines()[-1:]
-    return "; ".join([line, *skipped, *reasons])
+def _layout_lines(verdict: dict[str, Any]) -> list[str]:
+    if verdict["layout"] is None:
+        lines = [f"Decode: no difference between the layouts ({verdict['percent']:.1f} %): set nothing."]
+    else:
+        less = f"takes {verdict['percent']:.1f} % less time with {verdict['set']}"
+        lines = [f"Decode {less}: set it where the indexer runs."]
+    for step in verdict["steps"]:
+        times = ", ".join(f"{layout} {us:.1f} us" for layout, us in step["cold_us"].items())
+        faster = "no difference" if step["layout"] is None else f"{step['layout']} is faster"
+        lines.append(f"  {step['shape']}: {times}: {faster} ({step['percent']:.1f} %)")
+    return lines

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,8 @@ from indexer.first_run.setting import Setting
 from indexer.made_cases import Shape, make_case
 from indexer.rocprof import read_rocprof, rocprof_commands
 
-_TIMEOUT_S = 900
+_TIMEOUT_S = 400
+"""Of a command; four of them and their cases fit into the half hour of a part."""
 _SHOWN_CHARS = 2000
 """Of what a failed command printed."""
 
@@ -24,7 +27,9 @@ _SHOWN_CHARS = 2000
 def counters(setting: Setting) -> Iterator[Item]:
     """Traces and counters of a prefill and of a decode step, insert and top-k among them."""
     if shutil.which("rocprofv3") is None:
-        remedy = "rocprofv3 is not on the path: put ROCm's bin folder there, run --part counters again"
+        again = ["nvfp4-indexer", "kernel", "first-run", "--out", str(setting.folder / "counters")]
+        again += ["--backend", setting.backend, "--part", "counters"]
+        remedy = f"rocprofv3 is not on the path: put ROCm's bin folder there, then run {shlex.join(again)}"
         yield {"name": "rocprofv3", "ok": None, "skipped": remedy}
         return
     if setting.simulated:
@@ -36,7 +41,7 @@ def counters(setting: Setting) -> Iterator[Item]:
         commands = _commands(setting, name, shape, folder)
         for what, command in zip(("trace", "counters"), commands):
             yield attempt(f"{name}, {what}", partial(_run, command))
-        yield attempt(f"{name}, kernels", partial(_kernels, folder))
+        yield attempt(f"{name}, kernels", partial(_kernels, setting, folder))
 
 
 def _commands(setting: Setting, name: str, shape: Shape, folder: Path) -> tuple[list[str], list[str]]:
@@ -49,12 +54,16 @@ def _commands(setting: Setting, name: str, shape: Shape, folder: Path) -> tuple[
 
 
 def _run(command: list[str]) -> Item:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    # A file, not a pipe: what a killed rocprofv3 leaves behind would hold a pipe open, beyond the limit.
+    with tempfile.TemporaryFile("w+", errors="replace") as printed:
+        done = subprocess.run(command, stdout=printed, stderr=subprocess.STDOUT, timeout=_TIMEOUT_S)
+        printed.seek(0)
+        shown = printed.read()[-_SHOWN_CHARS:]
     if done.returncode:
-        shown = (done.stdout + done.stderr)[-_SHOWN_CHARS:]
         return {"ok": False, "command": command, "error": f"exit code {done.returncode}: {shown}"}
     return {"command": command}
 
 
-def _kernels(folder: Path) -> Item:
-    return {"kernels": [dataclasses.asdict(kernel) for kernel in read_rocprof(folder)]}
+def _kernels(setting: Setting, folder: Path) -> Item:
+    found = [dataclasses.asdict(kernel) for kernel in read_rocprof(folder)]
+    return {"measured": not setting.simulated, "kernels": found}

@@ -9,6 +9,7 @@ import torch
 
 from indexer.first_run.attempt import Item, attempt
 from indexer.first_run.checks import KEY_TYPES, group_maxima
+from indexer.first_run.layout_verdict import StepTimes, faster_layout
 from indexer.first_run.operands import batch_of, score_buffers
 from indexer.first_run.setting import Setting
 from indexer.first_run.stopwatch import Stopwatch
@@ -30,7 +31,7 @@ _LINE_BYTES = 128
 
 def prefill(setting: Setting) -> Iterator[Item]:
     """A chunk's scores, its scores and group maxima, and its selection."""
-    watch = Stopwatch(setting.device().torch_device, setting.sizes.repeats)
+    watch = _stopwatch(setting)
     yield {"name": "device", "ok": True, **watch.floor()}
     for heads in setting.sizes.prefill_heads:
         for keys in setting.sizes.prefill_contexts:
@@ -41,24 +42,26 @@ def prefill(setting: Setting) -> Iterator[Item]:
 
 def decode(setting: Setting) -> Iterator[Item]:
     """Decode steps with the pages in either layout, and which layout took less time."""
-    watch = Stopwatch(setting.device().torch_device, setting.sizes.repeats)
+    watch = _stopwatch(setting)
     yield {"name": "device", "ok": True, **watch.floor()}
-    cold_us: dict[Layout, float] = dict.fromkeys(decode_layout.LAYOUTS, 0.0)
+    steps: list[StepTimes] = []
     right = True
     for step in setting.sizes.decodes:
         for maxima in (False, True):
+            shape = " x ".join(map(str, step)) + (", maxima" if maxima else "")
+            cold_us: dict[Layout, float] = {}
             for layout in decode_layout.LAYOUTS:
-                shape = " x ".join(map(str, step)) + (", maxima" if maxima else "")
                 item = attempt(f"{layout}, {shape}", partial(_decode, setting, watch, step, layout, maxima))
                 right = right and item["ok"]
-                cold_us[layout] += item["cold"]["median_us"] if item["ok"] else 0.0
+                cold_us[layout] = item["cold"]["median_us"] if item["ok"] else 0.0
                 yield item
-    yield attempt("the faster layout", partial(_faster, setting, cold_us if right else None))
+            steps.append(StepTimes(shape, cold_us))
+    yield attempt("the faster layout", partial(_faster, setting, steps if right else None))
 
 
 def topk(setting: Setting) -> Iterator[Item]:
     """Selections of a prefill chunk's rows, from scores alone and through group maxima."""
-    watch = Stopwatch(setting.device().torch_device, setting.sizes.repeats)
+    watch = _stopwatch(setting)
     yield {"name": "device", "ok": True, **watch.floor()}
     for blocks in setting.sizes.topk_blocks:
         for grouped in (False, True):
@@ -69,12 +72,17 @@ def topk(setting: Setting) -> Iterator[Item]:
 
 def insert(setting: Setting) -> Iterator[Item]:
     """Insertions of each type of keys, to permuted pages."""
-    watch = Stopwatch(setting.device().torch_device, setting.sizes.repeats)
+    watch = _stopwatch(setting)
     yield {"name": "device", "ok": True, **watch.floor()}
     for keys in setting.sizes.inserts:
         for dtype in KEY_TYPES:
             name = f"{keys} {str(dtype).removeprefix('torch.')} keys"
             yield attempt(name, partial(_insert, setting, watch, keys, dtype))
+
+
+def _stopwatch(setting: Setting) -> Stopwatch:
+    device = setting.device().torch_device
+    return Stopwatch(device, setting.sizes.repeats, measured=not setting.simulated)
 
 
 def _prefill(setting: Setting, watch: Stopwatch, heads: int, keys: int, what: str) -> Item:
@@ -117,16 +125,10 @@ def _decode(
     return {"layout": layout, **fields}
 
 
-def _faster(setting: Setting, cold_us: dict[Layout, float] | None) -> Item:
-    if cold_us is None:
+def _faster(setting: Setting, steps: list[StepTimes] | None) -> Item:
+    if steps is None:
         raise RuntimeError("a launch failed: the layouts cannot be compared")
-    faster = min(cold_us, key=lambda layout: cold_us[layout])
-    return {
-        "layout": faster,
-        "cold_us": cold_us,
-        "set": f"{decode_layout.VARIABLE}={faster}",
-        "measured": not setting.simulated,
-    }
+    return {"measured": not setting.simulated, **faster_layout(steps)}
 
 
 def _topk(setting: Setting, watch: Stopwatch, blocks: int, grouped: bool) -> Item:

@@ -22,16 +22,18 @@ class Stopwatch:
     Args:
         device: where launches go; its copy bandwidth and its product rate are measured here and now.
         repeats: runs that are measured, after one that is not.
+        measured: whether times of launches there are measurements of the kernels; every item says it.
     """
 
-    def __init__(self, device: torch.device, repeats: int) -> None:
-        self._device, self._repeats = device, repeats
+    def __init__(self, device: torch.device, repeats: int, *, measured: bool) -> None:
+        self._device, self._repeats, self._measured = device, repeats, measured
         self._flush = flush_buffer(device)
         self.peaks: Peaks = measured_peaks(device)
 
     def floor(self) -> Item:
         """What the device reaches, as fields."""
         return {
+            "measured": self._measured,
             "copy_tbps": self.peaks.bytes_per_second / 1e12,
             "product_tflops": self.peaks.flop_per_second / 1e12,
             "source": self.peaks.source,
@@ -49,6 +51,7 @@ class Stopwatch:
         compute = flop / self.peaks.flop_per_second
         floor = max(memory, compute)
         fields: Item = {
+            "measured": self._measured,
             "bytes": num_bytes,
             "flop": flop,
             "floor_us": 1e6 * floor,

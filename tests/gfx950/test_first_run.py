@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,20 @@ import pytest
 import torch
 
 from client.commands import first_run as command
+from client.first_run.part_lines import part_lines
 from client.first_run.parts import PARTS
-from client.first_run.record import ARCHIVE, RECORD, TEXT
-from client.first_run.run_part import run_part
+from client.first_run.record import ARCHIVE, OWN_NAMES, RECORD, TEXT, Record
+from client.first_run.run_part import PartResult, run_part
 from indexer.first_run import checks, speed
+from indexer.first_run import counters as counters_part
 from indexer.first_run.__main__ import PARTS as OWN_PARTS
 from indexer.first_run.counters import counters
+from indexer.first_run.layout_verdict import StepTimes, faster_layout
 from indexer.first_run.setting import Setting
 from kernel.backends.flydsl import decode_layout
 from kernel.backends.flydsl.backend import FlydslBackend
 from tests.support.command import call, spawn
-from tests.support.real_cases import CUT
+from tests.support.real_cases import CUT, ROOT
 
 ITEM = 'import json, os, sys, time; print(json.dumps({"name": "one", "ok": True}), flush=True); '
 KERNEL_TRACE = "Kernel_Name,Start_Timestamp,End_Timestamp\ntopk_scan_k16,1000,3000\n"
@@ -128,12 +134,195 @@ def test_what_cannot_run_is_said_before_any_work(programs: dict[str, str], tmp_p
         (("--out", tmp_path, "--part", "speed", *sim), "--part = speed: must be one of doctor, verify"),
         (("--out", file / "under", *sim), "Not a directory"),
         (("--out", file, *sim), "File exists"),
-        (("--out", tmp_path), "backend = 'flydsl': PyTorch"),
     ):
         result = call("kernel", "first-run", *words)
         assert result.exit_code == 2, words
         assert said in result.stderr
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_the_folder_of_an_earlier_run_is_refused(name: str, programs: dict[str, str], tmp_path: Path) -> None:
+    """Its text and archive would be taken for the new run's, and its rocprof files packed with them."""
+    (tmp_path / name).write_text("earlier")
+    result = call("kernel", "first-run", "--out", tmp_path, "--backend", "flydsl-sim", "--json")
+    assert result.exit_code == 2
+    error = json.loads(result.stderr)
+    assert (error["error"], error["argument"], error["value"]) == (
+        "InvalidArgumentError",
+        "--out",
+        str(tmp_path),
+    )
+    assert name in error["limit"]
+    assert "another folder" in error["remedy"]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "earlier")]
+
+
+@pytest.mark.parametrize(
+    ("backend", "environment", "said"),
+    [
+        ("flydsl", {}, "PyTorch"),
+        (
+            "flydsl-sim",
+            {decode_layout.VARIABLE: "sideways"},
+            f"{decode_layout.VARIABLE}=sideways is no layout",
+        ),
+    ],
+)
+def test_a_backend_that_cannot_run_is_recorded_with_what_the_machine_has(
+    backend: str, environment: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    result = call("kernel", "first-run", "--out", tmp_path, "--backend", backend)
+    assert result.exit_code == 1
+    record = json.loads((tmp_path / RECORD).read_text())
+    assert (record["ok"], record["finished"], record["planned"]) == (False, False, list(PARTS))
+    assert said in record["stopped"]
+    (doctor,) = record["parts"]
+    assert doctor["ok"]
+    assert any(backend == found["name"] for found in doctor["items"][0]["backends"])
+    with tarfile.open(tmp_path / ARCHIVE) as archive:
+        assert archive.getnames() == [TEXT, RECORD]
+    text = (tmp_path / TEXT).read_text()
+    assert said in text
+    assert "parts that did not run: verify, check-cases" in text
+
+
+INTERRUPTED = """
+import signal, sys
+from client.cli import app
+from client.commands import first_run
+
+for number in sys.argv[3].split():
+    signal.signal(int(number), signal.SIG_IGN)
+folder = sys.argv[2]
+first_run.command_of = lambda part, *_: [sys.executable, "-c", sys.argv[1], folder]
+parts = ["--part", "doctor", "--part", "counters"]
+app(["kernel", "first-run", "--out", folder + "/out", "--backend", "flydsl-sim", *parts])
+"""
+HANGING = """; child = subprocess.Popen(["sleep", "60"])
+pathlib.Path(sys.argv[1], "new").write_text(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + "/new", sys.argv[1] + "/pids"); time.sleep(60)
+"""
+
+
+def hanging(folder: Path, ignored: str = "") -> tuple[subprocess.Popen[str], list[int]]:
+    """The command while a part of it runs, and the processes of the part."""
+    program = ITEM + "import pathlib, subprocess" + HANGING
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, program, folder, ignored],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (folder / "pids").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process, list(map(int, (folder / "pids").read_text().split()))
+
+
+def runs(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_stopped_kills_its_part_and_packs_what_it_found(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    process, pids = hanging(tmp_path)
+    earlier = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert (earlier["ok"], earlier["finished"]) == (False, False)
+    assert earlier["planned"] == ["doctor", "counters"]
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not any(map(runs, pids))
+    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert (record["ok"], record["finished"]) == (False, False)
+    assert record["stopped"] == f"interrupted by {number.name}"
+    (part,) = record["parts"]
+    assert (part["ok"], part["exit_code"], part["error"]) == (False, None, f"interrupted by {number.name}")
+    assert part["items"] == [{"name": "one", "ok": True}]
+    with tarfile.open(tmp_path / "out" / ARCHIVE) as archive:
+        packed = archive.extractfile(RECORD)
+        assert packed is not None
+        assert json.load(packed) == record
+    text = (tmp_path / "out" / TEXT).read_text()
+    assert f"NOT FINISHED: interrupted by {number.name}; parts that did not run: counters." in text
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
+    process, pids = hanging(tmp_path, ignored=str(int(signal.SIGHUP)))
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert runs(pids[0])
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_the_text_has_a_line_of_each_error() -> None:
+    items: list[dict[str, Any]] = [
+        {"name": "good", "ok": True},
+        {"name": "one", "ok": False, "error": "RuntimeError: a\nfault"},
+        {"name": "two", "ok": False, "rows": 9, "wrong_rows": 3},
+    ]
+    errors = json.dumps({"error": "CaseFileError", "message": "a.safetensors: garbled", "remedy": "none"})
+    assert part_lines(PartResult("check", False, 1.0, 1, items, "a traceback")) == [
+        "check: WRONG (2 items), 3 items, 1 s",
+        "  one: RuntimeError: a fault",
+        "  two: wrong_rows 3",
+    ]
+    assert part_lines(PartResult("verify", False, 1.0, 2, [], f"{errors}\n{errors.replace('a.', 'b.')}")) == [
+        "verify: FAILED, 0 items, 1 s",
+        "  a.safetensors: garbled",
+        "  b.safetensors: garbled",
+    ]
+    assert part_lines(PartResult("speed", False, 9.0, None, [], "stopped after 9 s\nx\nthe last")) == [
+        "speed: FAILED, 0 items, 9 s",
+        "  stopped after 9 s",
+        "  the last",
+    ]
+
+
+def test_the_layouts_differ_only_beyond_the_spread() -> None:
+    alike = faster_layout(
+        [
+            StepTimes("1 x 1 x 8", {"registers": 100.0, "staged": 150.0}),
+            StepTimes("1 x 4 x 8", {"registers": 200.0, "staged": 147.0}),
+        ]
+    )
+    assert (alike["layout"], "set" in alike, alike["percent"]) == (None, False, pytest.approx(1.0))
+    assert [step["layout"] for step in alike["steps"]] == ["registers", "staged"]
+    assert [step["percent"] for step in alike["steps"]] == pytest.approx([100 / 3, 26.5])
+    apart = faster_layout([StepTimes("1 x 1 x 8", {"registers": 100.0, "staged": 97.0})])
+    assert (apart["layout"], apart["set"]) == ("staged", "NVFP4_INDEXER_DECODE_LAYOUT=staged")
+    part = PartResult("speed-decode", True, 1.0, 0, [{"name": "the faster layout", "ok": True, **apart}])
+    record = Record("flydsl", {}, {}, ["speed-decode"], [part])
+    assert "Decode takes 3.0 % less time with NVFP4_INDEXER_DECODE_LAYOUT=staged" in record.text()
+    assert "  1 x 1 x 8: registers 100.0 us, staged 97.0 us: staged is faster (3.0 %)" in record.text()
+    part.items[0].update(alike)
+    assert "Decode: no difference between the layouts (1.0 %)" in record.text()
+
+
+def test_commands_of_a_part_end_before_it_does() -> None:
+    """Four of them, and time to make their cases."""
+    assert 4 * counters_part._TIMEOUT_S <= 0.9 * command.PART_TIMEOUT_S
+
+
+def test_a_command_that_takes_too_long_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a process of its own outlives it, and holds what it prints to."""
+    monkeypatch.setattr(counters_part, "_TIMEOUT_S", 1)
+    began = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        counters_part._run(["sh", "-c", "sleep 5 & sleep 5"])
+    assert time.monotonic() - began < 4
 
 
 def test_every_part_is_one_that_there_is() -> None:
@@ -183,9 +372,9 @@ def test_both_layouts_are_timed_and_the_faster_one_is_named(
         layout: sum(item["cold"]["median_us"] for item in timed if item["layout"] == layout)
         for layout in decode_layout.LAYOUTS
     }
-    assert last["layout"] == min(cold, key=lambda layout: cold[layout])
-    assert last["set"] == f"NVFP4_INDEXER_DECODE_LAYOUT={last['layout']}"
-    assert last["measured"] is False
+    assert last["cold_us"] == pytest.approx(cold)
+    assert [step["shape"] for step in last["steps"]] == ["2 x 1 x 300", "2 x 1 x 300, maxima"]
+    assert not any(item["measured"] for item in found.values())
 
 
 def test_counters_are_kept_kernel_by_kernel_and_a_missing_one_costs_no_trace(
@@ -195,6 +384,8 @@ def test_counters_are_kept_kernel_by_kernel_and_a_missing_one_costs_no_trace(
     (missing,) = counters(setting)
     assert missing["ok"] is None
     assert "rocprofv3 is not on the path" in missing["skipped"]
+    again = f"nvfp4-indexer kernel first-run --out {tmp_path}/counters --backend flydsl-sim --part counters"
+    assert again in missing["skipped"]
     program = tmp_path / "rocprofv3"
     program.write_text(ROCPROF)
     program.chmod(0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -159,12 +160,13 @@ def test_a_kernel_that_is_not_in_the_library(device: SimulatedDevice, library: P
         DecodeLauncher(device, "staged")(random_call([(150, 1)], 4).batch(), torch.zeros(4, 1, 5))
 
 
-def edited(image: bytes, **fields: str) -> bytes:
-    """A library whose manifest says something else, intact otherwise."""
-    end = len(image) - len(library_manifest.MAGIC) - 8
-    start = end - int.from_bytes(image[end : end + 8], "little")
-    text = json.dumps(json.loads(image[start:end]) | fields).encode()
-    return image[:start] + text + len(text).to_bytes(8, "little") + library_manifest.MAGIC
+def edited(library: bytes, **fields: object) -> bytes:
+    """A library whose manifest says something else, sealed anew."""
+    end = len(library) - len(library_manifest.MAGIC) - 8
+    start = end - 32 - int.from_bytes(library[end : end + 8], "little")
+    text = json.dumps(json.loads(library[start : end - 32]) | fields).encode()
+    digest = hashlib.sha256(library[:start] + text).digest()
+    return library[:start] + text + digest + len(text).to_bytes(8, "little") + library_manifest.MAGIC
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,24 @@ def edited(image: bytes, **fields: str) -> bytes:
         (lambda image: image[-10_000:], "its bytes are not those that were linked"),
         (lambda image: image[:5000] + b"garbled" + image[5007:], "its bytes are not those that were linked"),
         (lambda image: image[-len(library_manifest.MAGIC) - 8 :], "its manifest is garbled"),
-        (lambda image: image.replace(b'{"image"', b'{{image"'), "its manifest is garbled"),
-        (lambda image: edited(image, unknown="1"), "its manifest is garbled"),
+        (
+            lambda image: image.replace(b'{"kernels"', b'{{kernels"'),
+            "its bytes are not those that were linked",
+        ),
+        (
+            lambda image: image.replace(b'"insert_bf16": 9', b'"insert_bf16": 8'),
+            "its bytes are not those that were linked",
+        ),
+        (lambda image: edited(image, unknown="1"), "its manifest is garbled: it has other fields"),
+        (lambda image: edited(image, kernels=None), "its manifest is garbled: kernels is no dict"),
+        (lambda image: edited(image, kernels={"a": True}), "its manifest is garbled: a takes True arguments"),
+        (lambda image: edited(image, kernels={"a": "9"}), "its manifest is garbled: a takes '9' arguments"),
+        (lambda image: edited(image, sources=7), "its manifest is garbled: sources is no str"),
+        (lambda image: edited(image, partial=1), "its manifest is garbled: partial is no bool"),
+        (
+            lambda image: edited(image, partial=False),
+            "it holds no score_prefill_h1, score_prefill_h2, score_d",
+        ),
         (lambda image: edited(image, target="gfx942"), "its kernels are for gfx942, not gfx950"),
         (lambda image: edited(image, sources="0" * 64), "it was made from other kernel sources"),
     ],
@@ -214,7 +232,7 @@ def test_a_folder_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_library_that_does_not_link_to_hip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Well sealed, and no ELF image: the loader's words, and what to install."""
     unfit = tmp_path / "kernels.so"
-    unfit.write_bytes(library_manifest.sealed(b"not an image", {}))
+    unfit.write_bytes(library_manifest.sealed(b"not an image", {}, partial=True))
     monkeypatch.setenv(VARIABLE, str(unfit))
     with pytest.raises(DeviceUnavailableError, match=r"does not load: .*kernels.so.*install ROCm 7"):
         flydsl_sim.create(None, "exact")

@@ -32,8 +32,8 @@ _CODES = {-1: "module not initialised", -2: "module not loaded on this device"}
 _REMEDY = (
     f"make it anew with `nvfp4-indexer kernel export`, or unset {VARIABLE} to compile at the first launch"
 )
-_IMAGES: dict[Path, str] = {}
-"""Digests of the images that this process has loaded, by their paths."""
+_LOADED: dict[Path, str] = {}
+"""Digests of the libraries that this process has loaded, by their paths."""
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -126,7 +126,8 @@ def check(path: Path) -> Manifest:
     """The manifest of a library, without loading it.
 
     Raises:
-        DeviceUnavailableError: it is missing, garbled, or of another version or architecture.
+        DeviceUnavailableError: it is missing, garbled, of another version or architecture, or lacks kernels
+            that it was not exported without.
     """
     try:
         return library_manifest.read(path)
@@ -154,7 +155,7 @@ def load(path: Path, device: Device) -> KernelLibrary:
 @functools.cache
 def _load(path: Path, _modified_ns: int, _size: int) -> KernelLibrary:
     manifest = check(path)
-    if _IMAGES.get(path, manifest.image) != manifest.image:
+    if _LOADED.get(path, manifest.digest) != manifest.digest:
         # The dynamic loader would give the old one, whose kernels this manifest does not describe.
         raise DeviceUnavailableError(
             f"{VARIABLE}={path} was replaced after this process had loaded it", "start a new process"
@@ -166,7 +167,7 @@ def _load(path: Path, _modified_ns: int, _size: int) -> KernelLibrary:
             f"{VARIABLE}={path} does not load: {error}",
             "install ROCm 7 (libamdhip64.so.7 with symbols of version hip_4.2), or use the simulated device",
         ) from error
-    _IMAGES[path] = manifest.image
+    _LOADED[path] = manifest.digest
     return KernelLibrary(loaded, manifest)
 
 

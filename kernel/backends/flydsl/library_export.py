@@ -49,7 +49,8 @@ def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[
     Args:
         folder: where the library goes, made if missing; a library there is replaced at once, so processes
             that have loaded it keep theirs.
-        kernels: symbols of the kernels, one or more; all when None.
+        kernels: symbols of the kernels, one or more; all when None. A library of named ones is marked
+            partial, and only such a one may lack a kernel where it is loaded.
 
     Returns:
         The library, and its kernels' symbols.
@@ -70,7 +71,8 @@ def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[
             _link([objects / f"{name}.o" for name in names], linked)
             counts = {name: _num_arguments(objects / f"{name}.h") for name in names}
             sealed = objects / f"{FILE_NAME}.sealed"
-            sealed.write_bytes(library_manifest.sealed(linked.read_bytes(), counts))
+            partial = kernels is not None
+            sealed.write_bytes(library_manifest.sealed(linked.read_bytes(), counts, partial=partial))
             sealed.replace(folder / FILE_NAME)
     except OSError as error:
         raise DeviceUnavailableError(
