@@ -39,6 +39,26 @@ def measured_peaks(device: torch.device) -> Peaks:
     return Peaks(flop, moved, f"measured here: {name} {size}^3 product, copy of {source.numel() >> 20} MiB")
 
 
+@lru_cache(maxsize=4)
+def measured_fp8_rate(device: torch.device) -> float | None:
+    """Floating point operations a second of an E4M3 product, measured once.
+
+    None on a CPU, and where torch has no such product for the GPU.
+    """
+    if device.type != "cuda":
+        return None
+    left = torch.randn(_GPU_SIZE, _GPU_SIZE, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ones((), device=device)
+
+    def product() -> object:
+        return torch._scaled_mm(left, left.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+
+    try:
+        return 2 * _GPU_SIZE**3 / _best_seconds(product, device)
+    except (RuntimeError, ValueError):  # torch's, for a GPU without it
+        return None
+
+
 def _best_seconds(run: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     for _ in range(_RUNS):

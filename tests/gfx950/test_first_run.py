@@ -26,6 +26,7 @@ from indexer.first_run.__main__ import PARTS as OWN_PARTS
 from indexer.first_run.counters import counters
 from indexer.first_run.layout_verdict import StepTimes, faster_layout
 from indexer.first_run.setting import Setting
+from indexer.first_run.stopwatch import floor_fields, host_fields
 from kernel.backends.flydsl import decode_layout
 from kernel.backends.flydsl.backend import FlydslBackend
 from tests.support.command import call, spawn
@@ -311,6 +312,21 @@ def test_the_layouts_differ_only_beyond_the_spread() -> None:
     assert "Decode: no difference between the layouts (1.0 %)" in record.text()
 
 
+def test_a_floor_is_that_of_fp8_products_or_none() -> None:
+    assert floor_fields(2e-6, 8e6, 2e12) == {"memory_us": 2.0, "floor_us": 4.0, "bound_by": "compute"}
+    assert floor_fields(2e-6, 8e6, 8e12) == {"memory_us": 2.0, "floor_us": 2.0, "bound_by": "memory"}
+    assert floor_fields(2e-6, 8e6, None) == {"memory_us": 2.0}
+    assert floor_fields(2e-6, 0.0, None) == {"memory_us": 2.0, "floor_us": 2.0, "bound_by": "memory"}
+
+
+def test_a_host_that_is_behind_is_told() -> None:
+    assert host_fields([]) == {}
+    ahead = host_fields([(1e-4, 4e-4), (9e-4, 4e-4), (2e-4, 4e-4)])
+    assert (ahead["enqueue_us"], ahead["wait_us"]) == (pytest.approx(200), pytest.approx(400))
+    assert not ahead["host_bound"]
+    assert host_fields([(5e-4, 4e-4)])["host_bound"]
+
+
 def test_commands_of_a_part_end_before_it_does() -> None:
     """Four of them, and time to make their cases."""
     assert 4 * counters_part._TIMEOUT_S <= 0.9 * command.PART_TIMEOUT_S
@@ -366,7 +382,9 @@ def test_both_layouts_are_timed_and_the_faster_one_is_named(
     assert [item["layout"] for item in timed] == ["registers", "staged"] * 2
     for item in timed:
         assert item["warm"]["median_us"] > 0
-        assert item["floor_us"] > 0
+        assert item["memory_us"] > 0
+        assert not {"floor_us", "bound_by"} & item.keys()  # no rate of an fp8 product on a CPU
+        assert "times_floor" not in item["cold"]
     last = found["the faster layout"]
     cold = {
         layout: sum(item["cold"]["median_us"] for item in timed if item["layout"] == layout)
