@@ -47,6 +47,10 @@ def hypotheses(evidence: Evidence, narrow: Evidence) -> list[Hypothesis]:
                 f"Blocks whose scores differ by less than {step} are equal: the k-th one and the next may "
                 "change places, and any two in the order. The selection must compare fp32."
             )
+            if evidence.scores is None:
+                says += (
+                    " Ids alone do not tell it from noise below that, as of sums in 16 bits: record scores."
+                )
         found.append(
             Hypothesis(
                 name,
