@@ -41,7 +41,7 @@ def finite_rows(case: Case) -> NDArray[np.bool_]:
     for first in range(0, case.total_q, CHUNK_TOKENS):
         chunk = case.index_q[first : first + CHUNK_TOKENS].astype(np.float32)
         finite[first : first + CHUNK_TOKENS] = np.isfinite(chunk).all(axis=2)
-    return finite.T
+    return np.asarray(finite.T)
 
 
 def with_finite_queries(case: Case, finite: NDArray[np.bool_]) -> Case:

@@ -76,4 +76,5 @@ def unmeasured(have: Floats, want: Floats, bound: Floats) -> NDArray[np.int8]:
         forced,
         bound == 0,
     )
-    return np.select(conditions, [np.int8(i) for i in range(1, len(UNMEASURED))], MEASURED).astype(np.int8)
+    codes = [np.int8(i) for i in range(1, len(UNMEASURED))]
+    return np.asarray(np.select(conditions, codes, MEASURED), dtype=np.int8)
