@@ -47,8 +47,8 @@ def measured_fp8_rate(device: torch.device) -> float | None:
     """
     if device.type != "cuda":
         return None
-    left = torch.randn(_GPU_SIZE, _GPU_SIZE, device=device).to(torch.float8_e4m3fn)
-    scale = torch.ones((), device=device)
+    left = torch.randn(_GPU_SIZE, _GPU_SIZE, dtype=torch.float32, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ones((), dtype=torch.float32, device=device)
 
     def product() -> object:
         return torch._scaled_mm(left, left.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)

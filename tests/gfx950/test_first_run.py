@@ -195,6 +195,7 @@ import signal, sys
 from client.cli import app
 from client.commands import first_run
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 for number in sys.argv[3].split():
     signal.signal(int(number), signal.SIG_IGN)
 folder = sys.argv[2]
