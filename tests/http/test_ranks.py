@@ -103,7 +103,8 @@ def test_a_rank_that_hangs_within_a_call(live: LiveServer) -> None:
         began = time.monotonic()
         body = binary(encode_keys(normals(3000, 128)))  # more than a pipe holds
         problem = assert_problem(client.post(f"/v1/sequences/{there}/keys", **body), 503, "rank-lost")
-        assert 1 in problem["ranks"]  # on a busy machine another may miss the 5 s as well
+        # Rank 2 waits for rank 1 as well: if its 5 s are over first, its connection has ended too.
+        assert problem["ranks"] in ([1], [1, 2])
         assert "no answer within 5 s" in problem["detail"]
         assert time.monotonic() - began < 30
         assert_problem(client.get("/readyz"), 503, "rank-lost")
