@@ -269,7 +269,7 @@ def lds_barrier() -> None:
 def for_range(
     first: Value,
     end: Value,
-    step: int,
+    step: Value,
     carried: Iterable[Value],
     body: Callable[[fx.Int32, list[Value]], list[Value]],
 ) -> list[Value]:

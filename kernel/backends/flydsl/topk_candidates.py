@@ -98,15 +98,15 @@ class CandidateList:
             count = count + count_lanes(mask)
         return State(count, state.bound)
 
-    def cut_if_long(self, state: State, ordered: bool, most: int) -> State:
+    def cut_if_long(self, state: State, ordered: bool, most: int, *, rare: bool) -> State:
         """Cut a list past its limit, of ``most`` candidates at most. ``ordered``: what follows has higher ids
-        than what is in it."""
-        return self._cut_if(limit(self.best), state, ordered, most)
+        than what is in it. ``rare``: ordinary rows need no cut here, and the code had better be short."""
+        return self._cut_if(limit(self.best), state, ordered, most, rare)
 
     def ranked(self, state: State, ordered: bool, most: int) -> tuple[State, Ranked]:
         """The candidates, one a lane, and their places; a list longer than a wave is cut first."""
         if not self._often_long or most <= LANES:
-            state = self._cut_if(LANES, state, ordered, most)
+            state = self._cut_if(LANES, state, ordered, most, rare=True)
             candidate, place = self._rank(state)
             return state, self._ranked(candidate, place, state)
 
@@ -114,7 +114,11 @@ class CandidateList:
             """A cut leaves the list in order."""
             keep = functools.partial(self._keep, state)
             # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
-            d.if_then(fx.Int32(state.count) <= 2 * LANES, lambda: keep(2), lambda: keep(-(-most // LANES)))
+            d.if_then(
+                fx.Int32(state.count) <= 2 * LANES,
+                lambda: keep(2, rare=False),
+                lambda: keep(-(-most // LANES), rare=True),
+            )
             left = self._best_of(state, ordered)
             lane = fx.Int32(d.pin(self.lane))
             return [*left, self._load(lane), lane]
@@ -139,12 +143,12 @@ class CandidateList:
             count <= _HALF, [T.i64, T.i32], lambda: self._halves(count), lambda: self._wave(count)
         )
 
-    def _cut_if(self, allowed: int, state: State, ordered: bool, most: int) -> State:
+    def _cut_if(self, allowed: int, state: State, ordered: bool, most: int, rare: bool) -> State:
         if most <= allowed:
             return state
 
         def cut() -> State:
-            self._keep(state, -(-most // LANES))
+            self._keep(state, -(-most // LANES), rare)
             return self._best_of(state, ordered)
 
         return State(*d.if_else(fx.Int32(state.count) > allowed, [T.i32, T.i32], cut, lambda: state))
@@ -165,8 +169,9 @@ class CandidateList:
         two = llvm.load(d.vector_type(2, T.i64), address, alignment=2 * _BYTES)
         return [llvm.extractelement(two, d.i32(k)) for k in range(2)]
 
-    def _places(self, count: fx.Int32, slots: int) -> tuple[list[Value], list[Value]]:
-        """Candidates ``64 s + lane`` and their places, for each slot s."""
+    def _places(self, count: fx.Int32, slots: int, rare: bool = False) -> tuple[list[Value], list[Value]]:
+        """Candidates ``64 s + lane`` and their places, for each slot s. A loop for ``rare`` lists is not
+        unrolled, with a copy of it in each slice: LLVM does not count trips of a step that it cannot see."""
         lane = fx.Int32(d.pin(self.lane))  # else rare paths' addresses are computed, and kept, for every row
         mine = [self._load(lane + LANES * s) for s in range(slots)]
 
@@ -177,9 +182,13 @@ class CandidateList:
                     places = [_one_more(p, other, m) for p, m in zip(places, mine)]
             return list(places)
 
-        first = _SURE if slots == 1 else 4  # of a list to be cut there are more, but their code would be long
-        places = counted(d.as_int32(0), first, [d.i32(0)] * slots)
-        return mine, d.for_range(first, count, 4, places, lambda i, p: counted(i, 4, p))
+        places, first, step = [d.i32(0)] * slots, 0, d.i32(4)
+        if rare:
+            step = d.pin_scalar(step)
+        else:
+            first = _SURE if slots == 1 else 4
+            places = counted(d.as_int32(0), first, places)
+        return mine, d.for_range(first, count, step, places, lambda i, p: counted(i, 4, p))
 
     def _wave(self, count: fx.Int32) -> list[Value]:
         mine, places = self._places(count, 1)
@@ -213,11 +222,11 @@ class CandidateList:
         low, high = swapped(32, place)
         return [mine, low + high]
 
-    def _keep(self, state: State, slots: int) -> None:
+    def _keep(self, state: State, slots: int, rare: bool) -> None:
         """Leave the best of a list of more than 64, and at most ``64 * slots``, in order."""
         count = fx.Int32(state.count)
         self._pad(count)
-        mine, places = self._places(count, slots)
+        mine, places = self._places(count, slots, rare)
         wave_sync()
         lane = fx.Int32(d.pin(self.lane))
         for s in range(slots):

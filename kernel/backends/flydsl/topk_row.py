@@ -136,7 +136,7 @@ class RowSelector:
             state = self.list.append(keys, [not_id - j for j in range(QUAD)], state, legal)
             if p + 1 < passes:
                 most = SLICE + limit(self.best) * (p > 0)
-                state = self.list.cut_if_long(state, ordered=False, most=most)
+                state = self.list.cut_if_long(state, ordered=False, most=most, rare=False)
         return state
 
     def _load(self, cells: Cells, base: Value, slices: int, width: int) -> list[Value]:
@@ -159,7 +159,7 @@ class RowSelector:
         def some() -> State:
             longer = self.list.append(keys, not_ids, state)
             most = limit(self.best) + covered
-            return longer if fits else self.list.cut_if_long(longer, ordered=True, most=most)
+            return longer if fits else self.list.cut_if_long(longer, ordered=True, most=most, rare=True)
 
         reached = any_lane(fx.Int32(highest) >= state.bound)
         return State(*d.if_else(reached, [T.i32, T.i32], some, lambda: state))
