@@ -223,50 +223,6 @@ def heavy_rows(random: np.random.Generator, best: int, length: int) -> Iterator[
         yield Row(f"{best - 1} heavy lanes of {length} blocks, {at}", x)
 
 
-def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells whose list is cut in each slice of ``64 * width``, and again in the next ones.
-
-    A slice of ties passes, whole or in part, behind as many of them as do not cut the list yet. One lane
-    fewer than ``best`` has better cells: anywhere, in no order and with ties; or among the ties of the slice
-    alone; or they are the last of the ties, and fill the list's last eight places.
-    """
-    covered, limit = 64 * width, 64 if best < 64 else 128
-    for at in range(slices):
-        for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
-            x = np.full(slices * covered, -1e6, np.float32)
-            passing = covered // 2 + 8 if where == "anywhere, in part" else covered
-            ties = at * covered + random.permutation(covered)[:passing]
-            before = int(random.integers(max(limit + 1 - passing, 0), limit - 9))
-            if where == "last":
-                before += -(before + passing) % 8
-            x[[*random.permutation(at * covered)[:before], *ties]] = -50
-            lanes = random.choice(64, best - 1, replace=False)
-            better = np.flatnonzero(np.isin(np.arange(x.size) // width % 64, lanes))
-            if where == "last":
-                better = np.sort(ties)[-max(4 * width, 12) :]
-            elif where == "among":
-                better = random.permutation(better[better // covered == at])[: best - 1]
-            else:
-                early = better[better < (at + 1) * covered]
-                better = np.concatenate([random.permutation(early)[: best - 1], better[early.size :]])
-            x[better] = random.integers(0, 40, better.size) if at % 2 else random.permutation(better.size)
-            yield x
-
-
-def cut_scores(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """:func:`cut_cells` of a chunk of 2,048; the next chunk of some has some of the best."""
-    for at, x in enumerate(cut_cells(random, best, 8, 4)):
-        tail = np.full(300 if at % 4 > 1 else 0, -1e6, np.float32)
-        tail[random.permutation(tail.size)[:best]] = 20
-        yield Row(f"cut in slice {at // 7}, {at % 7}", np.concatenate([x, tail]))
-
-
-def cut_groups(random: np.random.Generator, best: int, slices: int) -> Iterator[Row]:
-    """:func:`cut_cells` as the maxima of groups."""
-    for at, maxima in enumerate(cut_cells(random, best, slices, 1)):
-        yield Row(f"groups cut in slice {at // 7}, {at % 7}", of_groups(random, maxima))
-
-
 def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator[Float32Array]:
     """Cells that end in each slice at each of a lane's: the 0 of a load behind the end would be the best."""
     for at in range(slices):
@@ -312,21 +268,6 @@ def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Ite
         for x in uneven_halves(random, min(best, 32), 1):
             yield Row("groups in uneven halves", of_groups(random, x))
         yield from gathered_rows(random, best)
-
-
-def cut_columns(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """Of 16 of the best groups all columns pass, of the others few: lists that are cut behind each 16 groups;
-    among ties are lower and higher ids."""
-    for first in range(0, best, GROUP):
-        for levels in (1, 3, 1000):
-            groups = random.permutation(64)[:best]
-            x = np.full(1024, -1e6, np.float32)
-            for place, group in enumerate(groups):
-                passing = GROUP if first <= place < first + GROUP else int(random.integers(1, 5))
-                columns = group * GROUP + random.permutation(GROUP)[:passing]
-                x[columns] = random.integers(0, levels, columns.size)
-                x[columns[0]] = levels + (best - 1 - place)
-            yield Row(f"columns cut behind group {first}, {levels} levels", x)
 
 
 def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:

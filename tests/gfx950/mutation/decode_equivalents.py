@@ -76,6 +76,10 @@ REVIEWED = (
         r"v_permlane32_swap_b32_e32 v, v; deleted: s_mov_b64 s, -1 -> s_nop 0; v_max_f32_e32 v, v, v",
     ),
     Equivalent(
+        "the number of a block has no sign",
+        r"s_lshr_b32 s, s, 2; constant shifted: s_and_b32 s, s, 0x3ffffffc -> s_and_b32 s, s, 0x1ffffffc",
+    ),
+    Equivalent(
         "the first thread of a wave is a multiple of 64",
         r"compare flipped: s_cmpk_gt_u32 s, 0x7f -> s_cmpk_ge_u32 s, 0x7f; s_barrier",
         differs=False,

@@ -46,6 +46,9 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
             )
             for blocks in range(10, 22)
         ),
+        # Shares of four blocks, of which the last one's latter two are not needed: while its first two are
+        # scored each could request one of them.
+        DecodeLaunch("two local blocks", _call([(16 * 128 - 3, 1)], heads, 43, (0, 2)), 23),
         # Each request in turn of those that a lane counts may be the first past the batch.
         *(
             DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)

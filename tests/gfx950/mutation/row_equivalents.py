@@ -23,7 +23,7 @@ REVIEWED = (
     ),
     Equivalent(
         "a row that goes through its groups has more than 16: the lane behind the last is none of the best",
-        r"v_cmp_gt_i32_e32 vcc, 16, v; compare flipped: v_cmp_gt_u32_e64 s, s, v -> v_cmp_ge_u32_e64",
+        r"v_cmp_gt_i32_e32 vcc, 16, v; compare flipped: v_cmp_gt_[iu]32_e64 s, s, v -> v_cmp_ge_[iu]32_e64",
         differs=True,
     ),
     Equivalent(
@@ -45,6 +45,21 @@ REVIEWED = (
     Equivalent(
         "both round to the least scale",
         r"constant shifted: v_max_f32_e32 v, 0x3b000000, v -> v_max_f32_e32 v, 0x3b000001, v",
+    ),
+    Equivalent(
+        "all of a list's first 64 are sorted, and not only its best 16: padding or the next candidate "
+        "overwrites what lies behind them",
+        r"v_cmp_gt_i32_e32 vcc, 16, v; deleted: s_and_saveexec_b64 s, vcc -> s_nop 0; "
+        r"v_lshl_add_u32 v, v, 3, s; ds_write_b64 v, v",
+    ),
+    Equivalent(
+        "groups are noted behind the best 16 as well, and of the table 16 entries are read",
+        r"v_not_b32_e32 v, v; operation changed: s_and_b64 vcc, s, vcc -> s_or_b64 vcc, s, vcc; "
+        r"v_cndmask_b32_e64 v, v, v, s; v_cndmask_b32_e32 v, v, v, vcc",
+    ),
+    Equivalent(
+        "rows change places two by two, and what comes of it is mirrored: bitonic as well, and sorted next",
+        r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
     ),
     Equivalent(
         "the two hold the same, and the row that comes of it mirrored has the same minimum",

@@ -14,15 +14,13 @@ from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.key_groups import hard_keys
 from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.test_insert import launch_of
+from tests.gfx950.topk_cut_rows import cut_columns, cut_groups, cut_scores
 from tests.gfx950.topk_launch import TopkLaunch
 from tests.gfx950.topk_rows import (
     Row,
     counted_rows,
     crowded_groups,
     crowded_rows,
-    cut_columns,
-    cut_groups,
-    cut_scores,
     fine_rows,
     heavy_rows,
     network_rows,
@@ -85,7 +83,7 @@ def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[I
     if variant.most_groups is None:
         yield cut_scores(random, variant.best), variant.best
     else:
-        yield cut_groups(random, variant.best, (variant.most_groups or 1024) // 64), variant.best
+        yield cut_groups(random, variant.best, (variant.most_groups or 512 + 64) // 64), variant.best
         yield cut_columns(random, variant.best), variant.best
 
 

@@ -1,0 +1,135 @@
+"""Rows whose lists grow past their limit and are cut, in each place of the code that cuts one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.gfx950.topk_rows import GROUP, Float32Array, Row, of_groups
+
+_TIE = -50
+"""What the bound lets pass at the least: fewer lanes than there are results have better cells."""
+
+
+def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
+    """Cells whose list is cut in each slice of ``64 * width`` but the first, which may be too short for that,
+    and again in the next ones."""
+    for at in range(1, slices):
+        for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
+            yield _among_ties(random, best, slices, width, at, where)
+        for slot in range(1, _slots(best, width)):
+            yield _many_better(random, best, slices, width, at, slot)
+        for _ in range(2):
+            yield _just_too_long(random, best, slices, width, at)
+
+
+def _among_ties(
+    random: np.random.Generator, best: int, slices: int, width: int, at: int, where: str
+) -> Float32Array:
+    """A slice of ties passes, whole or in part, behind as many of them as do not cut the list yet. One lane
+    fewer than ``best`` has better cells: anywhere, in no order and with ties; or among the ties of the slice
+    alone; or they are the last of the ties, and fill the list's last eight places."""
+    covered, limit = 64 * width, _limit(best)
+    x = np.full(slices * covered, -1e6, np.float32)
+    passing = covered // 2 + 8 if where == "anywhere, in part" else covered
+    ties = at * covered + random.permutation(covered)[:passing]
+    before = int(random.integers(max(limit + 1 - passing, 0), limit - 9))
+    if where == "last":
+        before += -(before + passing) % 8
+    x[[*random.permutation(at * covered)[:before], *ties]] = _TIE
+    better = _cells_of_lanes(random, best - 1, slices, width)
+    if where == "last":
+        better = np.sort(ties)[-max(4 * width, 12) :]
+    elif where == "among":
+        better = random.permutation(better[better // covered == at])[: best - 1]
+    else:
+        early = better[better < (at + 1) * covered]
+        better = np.concatenate([random.permutation(early)[: best - 1], better[early.size :]])
+    x[better] = random.integers(0, 40, better.size) if at % 2 else random.permutation(better.size)
+    return x
+
+
+def _many_better(
+    random: np.random.Generator, best: int, slices: int, width: int, at: int, slot: int
+) -> Float32Array:
+    """More than ``best`` better cells up to a slice of ties; the first that is left out is among the list's
+    64 from ``64 slot`` on. Behind the slice are cells that are better than ties, and must not pass."""
+    covered = 64 * width
+    x = np.full(slices * covered, -1e6, np.float32)
+    before = int(random.integers(2, _limit(best) - 9 - (best + 8)))
+    x[[*random.permutation(at * covered)[:before], *range(at * covered, (at + 1) * covered)]] = _TIE
+    of_lanes = _cells_of_lanes(random, best - 1, slices, width)
+    early = of_lanes[of_lanes < (at + 1) * covered]
+    better = random.permutation(early)[: best + 8]
+    x[better] = _TIE
+    places = (x[: at * covered] == _TIE).sum() + early % width * 64 + early // width % 64
+    fitting = early[(early >= at * covered) & (places // 64 == slot)]
+    if fitting.size:
+        better = np.unique([*better, random.choice(fitting)])
+    x[better] = 10 + random.permutation(better.size)
+    if fitting.size and better.size > best:
+        left_out, chosen = np.argsort(-x)[best], random.choice(fitting[np.isin(fitting, better)])
+        x[[left_out, chosen]] = x[[chosen, left_out]]
+    x[of_lanes[early.size :]] = 0.5
+    return x
+
+
+def _just_too_long(random: np.random.Generator, best: int, slices: int, width: int, at: int) -> Float32Array:
+    """A list that a slice brings to one more than its limit, the results anywhere in it."""
+    covered, length = 64 * width, _limit(best) + 1
+    here = int(random.integers(max(length - at * covered, 1), min(length, covered) + 1))
+    cells = [
+        *random.permutation(at * covered)[: length - here],
+        *(at * covered + random.permutation(covered)[:here]),
+    ]
+    x = np.full(slices * covered, -1e6, np.float32)
+    x[cells] = _TIE
+    x[random.permutation(cells)[: best - 1]] = random.permutation(best - 1)
+    return x
+
+
+def _cells_of_lanes(
+    random: np.random.Generator, lanes: int, slices: int, width: int
+) -> npt.NDArray[np.int64]:
+    """All cells of so many lanes, in order."""
+    chosen = random.choice(64, lanes, replace=False)
+    return np.flatnonzero(np.isin(np.arange(64 * width * slices) // width % 64, chosen))
+
+
+def _slots(best: int, width: int) -> int:
+    """How many times 64 candidates a list may hold that a slice has been added to."""
+    return _limit(best) // 64 + width
+
+
+def _limit(best: int) -> int:
+    """Length past which a list is cut."""
+    return 64 if best < 64 else 128
+
+
+def cut_scores(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """:func:`cut_cells` of a chunk of 2,048 columns and the first slice of the next."""
+    for at, x in enumerate(cut_cells(random, best, 9, 4)):
+        yield Row(f"list that is cut, {at}", x)
+
+
+def cut_groups(random: np.random.Generator, best: int, slices: int) -> Iterator[Row]:
+    """:func:`cut_cells` as the maxima of groups."""
+    for at, maxima in enumerate(cut_cells(random, best, slices, 1)):
+        yield Row(f"list of groups that is cut, {at}", of_groups(random, maxima))
+
+
+def cut_columns(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Of 16 of the best groups all columns pass, of the others few: lists that are cut behind each 16 groups;
+    among ties are lower and higher ids."""
+    for first in range(0, best, GROUP):
+        for levels in (1, 3, 1000):
+            groups = random.permutation(64)[:best]
+            x = np.full(1024, -1e6, np.float32)
+            for place, group in enumerate(groups):
+                passing = GROUP if first <= place < first + GROUP else int(random.integers(1, 5))
+                columns = group * GROUP + random.permutation(GROUP)[:passing]
+                x[columns] = random.integers(0, levels, columns.size)
+                x[columns[0]] = levels + (best - 1 - place)
+            yield Row(f"columns cut behind group {first}, {levels} levels", x)
