@@ -101,6 +101,17 @@ class DeviceUnavailableError(IndexerError, RuntimeError):
         self.remedy = remedy
 
 
+class CompileError(IndexerError, RuntimeError):
+    """The compiler refused a kernel; nothing of it may be launched."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"kernel {name} does not compile: {reason}; change its source, or go back to FlyDSL 0.5.0"
+        )
+        self.name = name
+        self.reason = reason
+
+
 class LaunchError(IndexerError, RuntimeError):
     """A HIP call failed in a kernel launch. The launch's outputs are undefined."""
 

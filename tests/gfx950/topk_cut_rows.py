@@ -55,7 +55,7 @@ def _many_better(
     random: np.random.Generator, best: int, slices: int, width: int, at: int, slot: int
 ) -> Float32Array:
     """More than ``best`` better cells up to a slice of ties; the first that is left out is among the list's
-    64 from ``64 slot`` on. Behind the slice are cells that are better than ties, and must not pass."""
+    64 from ``64 slot`` on. Behind the slice are cells as good as the last of the best, and must not pass."""
     covered = 64 * width
     x = np.full(slices * covered, -1e6, np.float32)
     before = int(random.integers(2, _limit(best) - 9 - (best + 8)))
@@ -72,7 +72,7 @@ def _many_better(
     if fitting.size and better.size > best:
         left_out, chosen = np.argsort(-x)[best], random.choice(fitting[np.isin(fitting, better)])
         x[[left_out, chosen]] = x[[chosen, left_out]]
-    x[of_lanes[early.size :]] = 0.5
+    x[of_lanes[early.size :]] = np.sort(x)[-best]
     return x
 
 

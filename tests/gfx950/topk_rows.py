@@ -224,11 +224,14 @@ def heavy_rows(random: np.random.Generator, best: int, length: int) -> Iterator[
 
 
 def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells that end in each slice at each of a lane's: the 0 of a load behind the end would be the best."""
+    """Cells that end in each slice at each of a lane's, of even and odd lanes. The last is the best, but for the
+    0 of a load behind the end."""
     for at in range(slices):
-        for place in range(width):
-            num = 64 * width * at + width * int(random.integers(1, 64)) + place
-            yield -1 - np.abs(_normal(random, num))
+        for place in range(2 * width):
+            num = 64 * width * at + 2 * width * int(random.integers(1, 32)) + place
+            x = -1 - np.abs(_normal(random, num))
+            x[-1] = -0.5
+            yield x
 
 
 def tied_groups(random: np.random.Generator, best: int) -> Iterator[Float32Array]:
@@ -268,6 +271,12 @@ def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Ite
         for x in uneven_halves(random, min(best, 32), 1):
             yield Row("groups in uneven halves", of_groups(random, x))
         yield from gathered_rows(random, best)
+
+
+def whole_chunks(random: np.random.Generator, chunk: int) -> Iterator[Row]:
+    """Rows of as many columns as one or two trips of the kernel's loop read, and of one more or fewer."""
+    for num in (chunk - 1, chunk, chunk + 1, 2 * chunk):
+        yield Row(f"{num} blocks", _normal(random, num))
 
 
 def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:

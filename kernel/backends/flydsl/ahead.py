@@ -10,7 +10,7 @@ from typing import Any
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 
-from kernel.backends.flydsl import kernel_cache
+from kernel.backends.flydsl import compiler_errors, kernel_cache
 from kernel.errors import DeviceUnavailableError
 
 
@@ -29,10 +29,11 @@ def compile_ahead(
         The name.
 
     Raises:
+        CompileError: LLVM refused the kernel.
         DeviceUnavailableError: the cache or the folder cannot be written.
     """
     arguments = (*numbers, fx.Stream(None))
-    with kernel_cache.compiling(name):
+    with kernel_cache.compiling(name), compiler_errors.raised(name):
         flyc.compile(launch, *arguments)
     if objects is not None:
         # flyc.compile gives no handle with COMPILE_ONLY, and without it launches what takes numbers: the

@@ -231,7 +231,7 @@ class CandidateList:
         lane = fx.Int32(d.pin(self.lane))
         for s in range(slots):
             kept = fx.Int32(places[s]) < self.best
-            if s:
+            if s > 1:  # of more than 64: their padding, whose place is behind all, reaches past the 128th
                 kept = (lane + LANES * s < count) & kept
             d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
         wave_sync()

@@ -58,6 +58,14 @@ REVIEWED = (
         r"v_cndmask_b32_e64 v, v, v, s; v_cndmask_b32_e32 v, v, v, vcc",
     ),
     Equivalent(
+        "a lane without a group holds padding, whose place is behind more than 16",
+        r"v_not_b32_e32 v, v; deleted: s_and_b64 vcc, s, vcc -> s_nop 0; v_cndmask_b32_e64 v, v, v, s",
+    ),
+    Equivalent(
+        "vcc is all ones or none, of a scalar condition, and some lane is active",
+        r"deleted: s_and_b64 vcc, exec, vcc -> s_nop 0;",
+    ),
+    Equivalent(
         "rows change places two by two, and what comes of it is mirrored: bitonic as well, and sorted next",
         r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
     ),

@@ -29,6 +29,7 @@ from tests.gfx950.topk_rows import (
     special_rows,
     spread_rows,
     tied_rows,
+    whole_chunks,
 )
 
 _PART = 16
@@ -73,13 +74,16 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     lengths = (99, 61, 60, 60, -1)
     yield TopkLaunch("clamped", variant, [[*[row] * 4, none]], 3, columns=60, lengths=lengths)
     heads = [[Row("random", random.standard_normal(290).astype(np.float32)) for _ in range(3)] for _ in "ab"]
-    yield TopkLaunch("heads", variant, heads, 5)
+    for ascending in (False, True):
+        yield TopkLaunch("heads", variant, heads, 5, ascending)
 
 
 def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[Iterable[Row], int]]:
     """Rows whose lists have any length, and are cut in each place of the code that cuts one."""
     slices = None if variant.most_groups is None else (variant.most_groups or 512) // 64
     yield fine_rows(random, variant.best, slices), variant.best
+    if not variant.most_groups:
+        yield whole_chunks(random, 2048 if variant.most_groups is None else 16 * 512), variant.best
     if variant.most_groups is None:
         yield cut_scores(random, variant.best), variant.best
     else:
