@@ -224,8 +224,8 @@ def heavy_rows(random: np.random.Generator, best: int, length: int) -> Iterator[
 
 
 def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells that end in each slice at each of a lane's, of even and odd lanes. The last is the best, but for the
-    0 of a load behind the end."""
+    """Cells that end in each slice at each of a lane's, of even and odd lanes. The last is the best, but for
+    the 0 of a load behind the end."""
     for at in range(slices):
         for place in range(2 * width):
             num = 64 * width * at + 2 * width * int(random.integers(1, 32)) + place

@@ -66,6 +66,15 @@ REVIEWED = (
         r"deleted: s_and_b64 vcc, exec, vcc -> s_nop 0;",
     ),
     Equivalent(
+        "what is compared with 0 may be 1 or 2",
+        r"constant shifted: v_cndmask_b32_e64 v, 0, 1, s -> v_cndmask_b32_e64 v, 0, 2, s; "
+        r"v_cmp_ne_u32_e32 vcc, 0, v",
+    ),
+    Equivalent(
+        "the same two halves are added",
+        r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; v_add_u32_e32 v, v, v",
+    ),
+    Equivalent(
         "rows change places two by two, and what comes of it is mirrored: bitonic as well, and sorted next",
         r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
     ),
