@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -105,3 +105,11 @@ class LiveServer:
                 break
             time.sleep(0.05)
         raise AssertionError(f"the server logged no {event!r} event: {self.log_text()[-2000:]}")
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until a condition holds; fail if it does not within so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
