@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from client.commands.kernel_report import HONESTY
-from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl import kernel_names, toolchain
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.topk_variants import VARIANTS
 from kernel.contract import SUPPORTED_HEADS
@@ -60,8 +60,8 @@ def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch)
     from kernel.backends.flydsl import device
 
     monkeypatch.setattr(device, "max_f32", arith.maxnumf)
-    name, assembly = toolchain.assembly(4)
-    found = worse(kernel_report.report_kernel(assembly, name, 4).fields())
+    name = kernel_names.score_prefill(4)
+    found = worse(kernel_report.report_kernel(toolchain.assembly(name), name, 4).fields())
     assert any(line.startswith("unmasked: valu") for line in found)
     assert any(line.startswith("diagonal: valu") for line in found)
 
@@ -74,8 +74,8 @@ def test_the_report_is_of_the_kernel_that_is_launched(
 
     The order may differ in places: LLVM moves a few independent instructions from process to process.
     """
-    name, text = compiled.assembly(heads, tmp_path_factory)
-    reported = parse_program(text).kernels[name]
+    name = kernel_names.score_prefill(heads)
+    reported = parse_program(compiled.assembly(name, tmp_path_factory)).kernels[name]
     scored(random_call([(5, 2)], heads))
     launched = simulated_device().launches[-1].report.kernel
     assert launched.name == name
@@ -136,15 +136,10 @@ def test_keys_lie_in_lds_without_bank_conflicts(fields: dict[str, Any]) -> None:
 @pytest.fixture
 def reported_before(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The command uses what the session has compiled and analysed."""
-    monkeypatch.setattr(toolchain, "assembly", lambda heads: compiled.assembly(heads, tmp_path_factory))
-    monkeypatch.setattr(
-        toolchain, "decode_assembly", lambda heads: compiled.assembly(heads, tmp_path_factory, "decode")
-    )
+    monkeypatch.setattr(toolchain, "assembly", lambda _name: "")
     monkeypatch.setattr(
         kernel_report, "report_kernel", lambda _text, _name, heads: compiled.report(heads, tmp_path_factory)
     )
-    monkeypatch.setattr(toolchain, "topk_assembly", lambda _variant: ("", ""))
-    monkeypatch.setattr(toolchain, "insert_assembly", lambda _key_type: ("", ""))
     monkeypatch.setattr(topk, "report_topk", lambda _text, variant: compiled.work_report(variant))
     monkeypatch.setattr(
         insert, "report_insert", lambda _text, _name, key_type: compiled.work_report(key_type)
