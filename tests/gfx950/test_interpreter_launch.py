@@ -173,8 +173,6 @@ def test_counts_conflicts_and_traces() -> None:
     assert report.by_class() == {
         "valu": 4, "salu": 2 + 16 + 2, "lds_write": 16, "wait": 8, "branch": 8, "barrier": 2,
     }  # fmt: skip
-    assert report.by_label()["kernel"] == {"valu": 4, "salu": 2}
-    assert report.by_label()[".LBB0_1"]["lds_write"] == 16
     assert report.by_mnemonic()["ds_write_b32"] == 16
     # 64 lanes in one bank against 64 lanes in 64 banks
     assert report.bank_conflicts == {7: (8, 8 * 63), 8: (8, 0)}
