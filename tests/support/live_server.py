@@ -16,9 +16,10 @@ from typing import Any
 
 import httpx
 
+from tests.support.real_cases import ROOT
+
 START_SECONDS = 120.0
 """Time to import torch and pass the self-test on a busy machine."""
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class LiveServer:
@@ -42,7 +43,7 @@ class LiveServer:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NVFP4_INDEXER_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", *module.split(), "--port", "0", *flags],
-            cwd=_ROOT,
+            cwd=ROOT,
             stderr=self._log,
             env={**inherited, **(environment or {})},
         )
