@@ -25,25 +25,6 @@ if TYPE_CHECKING:
     )
     from client.sync_client import Client
 
-_ERRORS = (
-    "AuthError",
-    "BadReplyError",
-    "BusyError",
-    "DeadlineError",
-    "LengthConflictError",
-    "NotReadyError",
-    "ServerConnectionError",
-    "ServerError",
-    "ServerTimeoutError",
-    "TooManyKeysError",
-    "TooManySequencesError",
-)
-_MODULES = {
-    "AsyncClient": "client.async_client",
-    "Client": "client.sync_client",
-    **dict.fromkeys(_ERRORS, "client.errors"),
-}
-
 __all__ = [
     "AsyncClient",
     "AuthError",
@@ -59,6 +40,12 @@ __all__ = [
     "TooManyKeysError",
     "TooManySequencesError",
 ]
+
+_MODULES = {
+    **dict.fromkeys(__all__, "client.errors"),
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+}
 
 
 def __getattr__(name: str) -> object:

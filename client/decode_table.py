@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from client.kernel_table import (
-    COLUMNS,
-    print_hazards,
-    print_resources,
-    print_targets,
-)
+from client.kernel_table import COLUMNS, new_table, print_hazards, print_resources, print_targets
 from kernel.gfx950.report.decode import MEMORY_PAGE_CLOCKS, SHAPES, TRIP_BLOCKS, DecodeReport
 from kernel.gfx950.report.targets import Target
 
@@ -41,12 +35,8 @@ def print_decode_report(console: Console, report: DecodeReport, targets: Sequenc
 
 
 def _trips(report: DecodeReport) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=TITLE, title_justify="left"
-    )
-    table.add_column("role", no_wrap=True)
-    for column in ("instr.", "MFMA", "VALU", "LDS\nreads", "page\nloads", "waits", "nops"):
-        table.add_column(column, justify="right")
+    numbers = ("instr.", "MFMA", "VALU", "LDS\nreads", "page\nloads", "waits", "nops")
+    table = new_table(TITLE, "role", numbers)
     table.add_column("pred. clocks\nMFMA/VALU/LDS", justify="right", no_wrap=True)
     table.add_column("bound")
     table.add_column("replay", justify="right")

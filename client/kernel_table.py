@@ -67,13 +67,19 @@ def print_targets(console: Console, targets: Sequence[Target]) -> None:
     console.print()
 
 
-def _loops(loops: Sequence[LoopReport]) -> Table:
+def new_table(title: str, first: str, numbers: Sequence[str]) -> Table:
+    """A table whose first column is text and whose next ones are numbers."""
     table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=TITLE, title_justify="left"
+        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left"
     )
-    table.add_column("role", no_wrap=True)
-    for column in ("blocks", "instr.", "MFMA", "VALU", "LDS\nr/w", "waits", "nops"):
+    table.add_column(first, no_wrap=True)
+    for column in numbers:
         table.add_column(column, justify="right")
+    return table
+
+
+def _loops(loops: Sequence[LoopReport]) -> Table:
+    table = new_table(TITLE, "role", ("blocks", "instr.", "MFMA", "VALU", "LDS\nr/w", "waits", "nops"))
     table.add_column("pred. clocks\nMFMA/VALU/LDS", justify="right", no_wrap=True)
     table.add_column("bound")
     table.add_column("MFMA\nuse", justify="right")

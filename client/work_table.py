@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from client.kernel_table import COLUMNS, print_hazards, print_resources, print_targets
+from client.kernel_table import COLUMNS, new_table, print_hazards, print_resources, print_targets
 from kernel.gfx950.report.targets import Target
 from kernel.gfx950.report.work import WorkReport
 
@@ -24,12 +23,8 @@ def print_work_report(console: Console, report: WorkReport, targets: Sequence[Ta
 
 
 def _works(report: WorkReport) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=TITLE, title_justify="left"
-    )
-    table.add_column("shape", no_wrap=True)
-    for column in ("VALU", "SALU", "LDS", "waits", "bytes", "pred. us\nVALU", "pred. us\nmemory"):
-        table.add_column(column, justify="right")
+    numbers = ("VALU", "SALU", "LDS", "waits", "bytes", "pred. us\nVALU", "pred. us\nmemory")
+    table = new_table(TITLE, "shape", numbers)
     for work in report.works:
         count = work.classes.get
         table.add_row(

@@ -32,7 +32,8 @@ def fidelity(
     that have a choice. Mass is that of a softmax over q.k / sqrt(128) of the case's queries and keys: what
     attention would lose if its logits were the indexer's. With --json, one object a line and case.
     """
-    from client.output_file import check_output, write_output
+    from client.output_file import write_output
+    from client.picture import check_picture
     from client.terminal import output, status
     from indexer.case import read_case
 
@@ -40,8 +41,7 @@ def fidelity(
     with one_line_errors(as_json, cases[0] if len(cases) == 1 else None), status() as on_step:
         calls = [read_case(name) for name in cases]
         if picture is not None:
-            check_output("--picture", picture, *cases)
-            _check_suffix(picture)
+            check_picture(picture, *cases)
         from indexer.key_fidelity import case_fidelity
 
         for name, call in zip(cases, calls):
@@ -99,22 +99,12 @@ def fidelity_fields(shown: CaseFidelity) -> dict[str, Any]:
     return fields
 
 
-def _check_suffix(picture: Path) -> None:
-    from kernel.errors import InvalidArgumentError
-
-    if picture.suffix.lower() not in (".png", ".svg"):
-        limit = f"is drawn as PNG or SVG, not {picture.suffix or 'a file without suffix'}"
-        raise InvalidArgumentError("--picture", picture, limit, "end its name in .png or .svg")
-
-
 def _draw(shown: list[CaseFidelity], picture: Path) -> bytes:
+    from client.picture import importing_plots
     from kernel.errors import InvalidArgumentError
 
-    try:
+    with importing_plots(picture):
         from client.fidelity_plot import draw_fidelity, draw_layers
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'nvfp4-indexer[plot]'"
-        raise InvalidArgumentError("--picture", picture, f"{error.name} is missing", remedy) from error
     if not any(one.counted_rows for one in shown):
         limit = "there is nothing to draw: no row has a choice"
         raise InvalidArgumentError("--picture", picture, limit, "leave it out, or pass a longer context")

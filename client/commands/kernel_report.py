@@ -26,7 +26,7 @@ def report(as_json: JsonOption = False) -> None:
 
     with one_line_errors(as_json), status() as on_step:
         on_step("loading")
-        from kernel.backends.flydsl import toolchain
+        from kernel.backends.flydsl import kernel_names, toolchain
         from kernel.backends.flydsl.key_type import KeyType
         from kernel.backends.flydsl.topk_variants import VARIANTS
         from kernel.contract import SUPPORTED_HEADS
@@ -41,19 +41,21 @@ def report(as_json: JsonOption = False) -> None:
         reports, decode_reports, work_reports = [], [], []
         for heads in SUPPORTED_HEADS:
             on_step(f"compiling for H = {heads}")
-            name, assembly = toolchain.assembly(heads)
+            name = kernel_names.score_prefill(heads)
+            assembly = toolchain.assembly(name)
             on_step(f"interpreting and replaying {name}")
             reports.append(report_kernel(assembly, name, heads))
-            name, assembly = toolchain.decode_assembly(heads)
+            name = kernel_names.score_decode(heads)
+            assembly = toolchain.assembly(name)
             on_step(f"interpreting and replaying {name}")
             decode_reports.append(report_decode(assembly, name, heads))
         for variant in VARIANTS:
             on_step(f"compiling and interpreting {variant.name}")
-            work_reports.append(report_topk(toolchain.topk_assembly(variant)[1], variant))
+            work_reports.append(report_topk(toolchain.assembly(variant.name), variant))
         for key_type in KeyType:
             on_step(f"compiling and interpreting the insert of {key_type.value} keys")
-            name, assembly = toolchain.insert_assembly(key_type)
-            work_reports.append(report_insert(assembly, name, key_type))
+            name = kernel_names.insert(key_type)
+            work_reports.append(report_insert(toolchain.assembly(name), name, key_type))
     prefill = [(found, check_targets(found)) for found in reports]
     decode = [(found, check_decode_targets(found)) for found in decode_reports]
     work = [(found, check_work_targets(found)) for found in work_reports]

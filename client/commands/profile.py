@@ -67,14 +67,14 @@ def profile(
     or null.
     """
     from client.output_file import check_output, write_output
+    from client.picture import check_picture
     from client.terminal import counted, output, status
     from indexer.case import read_case
 
     with one_line_errors(as_json, case), status() as on_step:
         call = read_case(case)
         if picture is not None:
-            check_output("--picture", picture, case)
-            check_picture(picture)
+            check_picture(picture, case)
         if trace is not None:
             check_output("--trace", trace, case)
             # Its collector writes lines of its own to stderr; read when torch is loaded.
@@ -145,15 +145,6 @@ def balance_sentence(balance: PlanBalance) -> str:
     )
 
 
-def check_picture(picture: Path) -> None:
-    """Refuse a picture of a kind that is not drawn."""
-    from kernel.errors import InvalidArgumentError
-
-    if picture.suffix.lower() not in (".png", ".svg"):
-        limit = f"is drawn as PNG or SVG, not {picture.suffix or 'a file without suffix'}"
-        raise InvalidArgumentError("--picture", picture, limit, "end its name in .png or .svg")
-
-
 def _profile(
     call: Case,
     cache: str,
@@ -200,13 +191,10 @@ def _balance(call: Case) -> PlanBalance | None:
 
 
 def _draw(shown: list[Profile], balance: PlanBalance | None, picture: Path) -> bytes:
-    from kernel.errors import InvalidArgumentError
+    from client.picture import importing_plots
 
-    try:
+    with importing_plots(picture):
         from client.profile_plot import draw_profile
-    except ModuleNotFoundError as error:
-        remedy = "pip install 'nvfp4-indexer[plot]'"
-        raise InvalidArgumentError("--picture", picture, f"{error.name} is missing", remedy) from error
     return draw_profile(shown, balance, picture.suffix.lower()[1:])
 
 

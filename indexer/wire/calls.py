@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 import numpy as np
 
-from indexer.case.container import Array, Buffer, Container, decode_container, shown
+from indexer.case.container import Array, Buffer, Container, decode_container, refuse, shown
 from indexer.case.encoder import encode_container
 from kernel.contract import HEAD_DIM
-from kernel.errors import CaseFileError
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +58,7 @@ def decode_keys(body: Buffer) -> KeysBody:
     _check_names(container, {"index_k"}, (), set())
     index_k = container.tensors["index_k"]
     if index_k.ndim != 2 or index_k.shape[1] != HEAD_DIM:
-        _refuse("index_k.shape", list(index_k.shape), f"must be [any, {HEAD_DIM}]", "write one key a row")
+        refuse("index_k.shape", list(index_k.shape), f"must be [any, {HEAD_DIM}]", "write one key a row")
     return KeysBody(index_k)
 
 
@@ -82,14 +80,14 @@ def decode_sequences_call(body: Buffer) -> SequencesCall:
     _check_names(container, {"index_q"}, ("query_lens",), {"sequences"})
     index_q, query_lens = container.tensors["index_q"], container.tensors.get("query_lens")
     if index_q.ndim != 3 or index_q.shape[2] != HEAD_DIM:
-        _refuse("index_q.shape", list(index_q.shape), f"must be [any, H, {HEAD_DIM}]", "reshape it")
+        refuse("index_q.shape", list(index_q.shape), f"must be [any, H, {HEAD_DIM}]", "reshape it")
     names = container.metadata["sequences"]
     sequences = tuple(names.split(",")) if names else ()
     if query_lens is None:
         return SequencesCall(index_q, sequences)
     if query_lens.dtype != np.dtype("<i4") or query_lens.shape != (len(sequences),):
         limit = f"must be I32 [{len(sequences)}], one length for each sequence"
-        _refuse("query_lens", f"{query_lens.dtype} {list(query_lens.shape)}", limit, "write them so")
+        refuse("query_lens", f"{query_lens.dtype} {list(query_lens.shape)}", limit, "write them so")
     return SequencesCall(index_q, sequences, tuple(query_lens.tolist()))
 
 
@@ -97,17 +95,13 @@ def _check_names(
     container: Container, tensors: set[str], optional: Sequence[str], fields: Collection[str]
 ) -> None:
     for name in sorted(tensors - container.tensors.keys()):
-        _refuse(name, "missing", "must be in the body", "write it")
+        refuse(name, "missing", "must be in the body", "write it")
     for name in container.tensors:
         if name not in tensors and name not in optional:
             known = ", ".join((*tensors, *optional))
-            _refuse("tensor", shown(name), f"must be one of {known}", "leave it out")
+            refuse("tensor", shown(name), f"must be one of {known}", "leave it out")
     for name in sorted(set(fields) - container.metadata.keys()):
-        _refuse(f"metadata {name}", "missing", "must be in the body", "write it")
+        refuse(f"metadata {name}", "missing", "must be in the body", "write it")
     for name in container.metadata:
         if name not in fields:
-            _refuse("metadata", shown(name), "must be a field of this body", "leave it out")
-
-
-def _refuse(argument: str, value: object, limit: str, remedy: str) -> NoReturn:
-    raise CaseFileError(argument, value, limit, remedy)
+            refuse("metadata", shown(name), "must be a field of this body", "leave it out")

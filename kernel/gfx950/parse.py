@@ -67,15 +67,6 @@ class Kernel:
                     return index
         raise AssemblySyntaxError(f"branch target {operand.text!r} is no instruction of kernel {self.name}")
 
-    def label_at(self, index: int) -> str:
-        """The label that opens the stretch of code around an instruction (the kernel's name before the
-        first)."""
-        best, at = self.name, -1
-        for label, start in self.labels.items():
-            if at < start <= index:
-                best, at = label, start
-        return best
-
 
 @dataclass(frozen=True)
 class Program:

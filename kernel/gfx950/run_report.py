@@ -58,20 +58,8 @@ class RunReport:
         return self._sum(instruction_class)
 
     def by_mnemonic(self) -> dict[str, int]:
+        """Wave-instructions by mnemonic."""
         return self._sum(lambda instruction: instruction.mnemonic)
-
-    def by_label(self) -> dict[str, dict[str, int]]:
-        """Wave-instructions by the label in front of them, then by class."""
-        found: dict[str, Counter[str]] = {}
-        starts = {index: label for label, index in self.kernel.labels.items()}
-        label = self.kernel.name
-        for index, instruction in enumerate(self.kernel.instructions):
-            label = starts.get(index, label)
-            if self.executed[index]:
-                found.setdefault(label, Counter())[instruction_class(instruction)] += int(
-                    self.executed[index]
-                )
-        return {name: dict(counts) for name, counts in found.items()}
 
     def _sum(self, key: Callable[[Instruction], str]) -> dict[str, int]:
         counts: Counter[str] = Counter()

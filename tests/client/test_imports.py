@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from tests.client.conftest import TOKEN
 from tests.support.live_server import LiveServer
-from tests.support.real_cases import CUT, ROOT
+from tests.support.process import printed_by
+from tests.support.real_cases import CUT
 
 USE = """
 import sys
@@ -38,24 +36,14 @@ assert "torch" not in sys.modules
 """
 
 
-def python(program: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run a program in an interpreter of its own."""
-    command = [sys.executable, "-c", program, *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
-
-
 def test_a_client_imports_no_torch(server: LiveServer) -> None:
-    done = python(USE, server.url, TOKEN, CUT)
-    assert done.returncode == 0, done.stderr
+    printed_by("-c", USE, server.url, TOKEN, CUT)
 
 
 @pytest.mark.parametrize("words", [["score"], ["profile", "--repeats=1"], ["bench", "--seconds=0.1"]])
 def test_remote_commands_import_no_torch(words: list[str], server: LiveServer) -> None:
-    done = python(COMMAND, *words, CUT, "--url", server.url, "--token", TOKEN)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert printed_by("-c", COMMAND, *words, CUT, "--url", server.url, "--token", TOKEN)
 
 
 def test_help_imports_no_http_client() -> None:
-    done = python("import sys, client, client.cli; sys.exit('httpx' in sys.modules)")
-    assert done.returncode == 0
+    printed_by("-c", "import sys, client, client.cli; sys.exit('httpx' in sys.modules)")

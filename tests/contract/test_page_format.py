@@ -18,7 +18,6 @@ GROUP_VALUES = (6.0, -6.0, 4.0, -4.0, 3.0, -3.0, 2.0, -2.0, 1.5, -1.5, 1.0, -1.0
 GROUP_CODES = bytes.fromhex("f7 e6 d5 c4 b3 a2 91 10".replace(" ", ""))
 SCALE_BYTES = bytes((4 + g) << 3 for g in range(8))
 KEY = torch.tensor([value * 2.0 ** (g - 3) for g in range(8) for value in GROUP_VALUES])
-ZERO_KEY_SCALES = bytes([1] * 8)
 
 
 @pytest.mark.parametrize("token", [0, 1, 2, 63, 64, 126, 127])

@@ -24,7 +24,7 @@ from tests.support.oracle_pages import oracle_inserted
 from tests.support.page_bytes import ONE
 from tests.support.run import inserted, scores_of, selection_of, topk_of
 from tests.support.selection import selected
-from tests.support.sparse import sparse_bytes
+from tests.support.sparse import sparse_pages
 
 
 def expected_ids(call: Call, topk: int) -> torch.Tensor:
@@ -63,10 +63,9 @@ def test_row_2_head_counts_that_are_no_power_of_two(heads: int) -> None:
 def test_row_3_offsets_past_32_bits(backend: Backend) -> None:
     """vllm #52109, aiter #4774 #4427, b12x #20 #45: page id * stride past 2 GiB (more in test_sizes.py)."""
     near = random_call([(300, 2)], 4, seed=103)
-    stride, page_ids = 3 << 29, [1, 2, 3]
-    pages = sparse_bytes(3 * stride + 9216, backend.device).as_strided((4, 9216), (stride, 1))
+    pages = sparse_pages(4, 3 << 29, backend.device)
     pages[1:] = near.pages[near.block_table[0, :3].long()].to(pages.device)
-    far = replace(near, pages=pages, block_table=torch.tensor([page_ids], dtype=torch.int32))
+    far = replace(near, pages=pages, block_table=torch.tensor([[1, 2, 3]], dtype=torch.int32))
     assert_same_bits(scores_of(backend, far), oracle_scores(near))
 
 

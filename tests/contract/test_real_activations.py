@@ -19,9 +19,9 @@ from kernel.backends.reference.scorer import score_bounds
 from kernel.page import blocks_of
 from tests.support.call import Call
 from tests.support.compare import assert_same_bits
+from tests.support.real_cases import ROOT
 from tests.support.run import inserted, scores_of, selection_of, topk_of
 
-ROOT = Path(__file__).resolve().parents[2]
 HERE = sorted((ROOT / "tests" / "data").glob("*.safetensors"))
 ELSEWHERE = Path(os.environ.get("NVFP4_INDEXER_CASES", ROOT.parent / "shared" / "cases"))
 

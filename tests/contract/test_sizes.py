@@ -17,7 +17,7 @@ from tests.support.oracle_pages import oracle_inserted
 from tests.support.page_bytes import MODERATE_SCALES, random_page
 from tests.support.run import scores_of, selection_of
 from tests.support.selection import selected
-from tests.support.sparse import sparse_bytes
+from tests.support.sparse import sparse_pages, sparse_scores
 
 GIB = 1 << 30
 
@@ -115,18 +115,12 @@ DISTANT = [
 """Page strides, and page ids on both sides of 2^31 and 2^32 bytes."""
 
 
-def distant_pages(page_stride: int, last_page: int, device: torch.device) -> torch.Tensor:
-    """A cache that ends with its last page, ``[last_page + 1, 9216]``: gigabytes, hardly any touched."""
-    storage = sparse_bytes(last_page * page_stride + 9216, device)
-    return storage.as_strided((last_page + 1, 9216), (page_stride, 1))
-
-
 @pytest.mark.parametrize(("page_stride", "page_ids"), DISTANT)
 def test_pages_past_4_gib_are_read(backend: Backend, page_stride: int, page_ids: list[int]) -> None:
     """page_id * page_stride passes 2^31 and 2^32: every page there is read as it is near the start."""
     near = random_call([(128 * len(page_ids) - 77, 5)], 4, seed=55, values="inexact")
     used = near.block_table[0, : len(page_ids)].long()
-    pages = distant_pages(page_stride, max(page_ids), backend.device)
+    pages = sparse_pages(max(page_ids) + 1, page_stride, backend.device)
     pages[torch.tensor(page_ids, device=pages.device)] = near.pages[used].to(pages.device)
     far = replace(near, pages=pages, block_table=torch.tensor([page_ids], dtype=torch.int32))
     assert_same_bits(scores_of(backend, far), scores_of(backend, near))
@@ -140,7 +134,7 @@ def test_pages_past_4_gib_are_written(backend: Backend, page_stride: int, page_i
     keys = torch.randn(3 * len(page_ids), 128, generator=torch.Generator().manual_seed(56))
     tokens = torch.tensor([0, 64, 127]).repeat(len(page_ids))
     distant = torch.tensor(page_ids).repeat_interleave(3) * 128 + tokens
-    pages = distant_pages(page_stride, max(page_ids), device)
+    pages = sparse_pages(max(page_ids) + 1, page_stride, device)
     backend.insert(keys.to(device), pages, distant.to(device))
     near = torch.zeros(len(page_ids), 9216, dtype=torch.uint8)
     near_slots = torch.arange(len(page_ids)).repeat_interleave(3) * 128 + tokens
@@ -157,7 +151,7 @@ def test_score_buffers_of_4_gib(backend: Backend) -> None:
     q[first:] = near.q.view(torch.uint8)
     requests = [replace(request, query_start=first + request.query_start) for request in near.requests]
     far: ScoreBatch = replace(near, q=q.view(torch.float8_e4m3fn)).subset(requests)
-    scores = sparse_bytes(4 * GIB, backend.device).view(torch.float32).view(4, 32768, 8192)
+    scores = sparse_scores((4, 32768, 8192), backend.device)
 
     expected = oracle_scores(call, columns=8192)
     backend.score_prefill(far, scores)

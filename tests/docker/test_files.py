@@ -25,6 +25,7 @@ from tests.support.dockerfile import (
     last,
 )
 from tests.support.live_server import LiveServer
+from tests.support.process import python
 from tests.support.real_cases import ROOT
 
 FOLDER = ROOT / "docker"
@@ -216,9 +217,7 @@ def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
 def test_a_url_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "none" / "url"
     flags = ["--port=0", "--backend=cpu", f"--url-file={file}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "server", *flags], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = python("-m", "server", *flags)
     assert done.returncode == 1
     assert f"url_file = {file}: No such file" in done.stderr
 

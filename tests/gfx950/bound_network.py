@@ -15,7 +15,7 @@ from tests.gfx950.topk_rows import Row
 Lanes = npt.NDArray[np.int64]
 
 _LANE = np.arange(64)
-_MIRROR, _HALF_MIRROR = _LANE ^ 15, _LANE ^ 7
+_MIRROR = _LANE ^ 15
 _ROTATE_8 = (_LANE & ~15) + (_LANE - 8) % 16
 _BEHIND_HALF = _LANE ^ 31
 _OTHER_LANES = (1, 2, 3, 6, 7, 12)

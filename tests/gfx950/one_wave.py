@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernel.gfx950 import KernelMetadata, Memory, Program, RunReport, Schedule, parse_program, run
+from kernel.gfx950 import (
+    KernelMetadata,
+    Memory,
+    Program,
+    RunOptions,
+    RunReport,
+    Schedule,
+    parse_program,
+    run,
+)
 
 ALL_LANES = (1 << 64) - 1
 UInt32Array = npt.NDArray[np.uint32]
@@ -59,6 +68,7 @@ def launch(
     lds_bytes: int = 0,
     scratch_bytes: int = 0,
     schedule: Schedule | None = None,
+    options: RunOptions | None = None,
 ) -> RunReport:
     """Assembles and runs ``body``; s[0:1] point at ``kernargs``, s2 is the workgroup, v0 the thread."""
     program = assemble(body, lds_bytes=lds_bytes, scratch_bytes=scratch_bytes, kernarg_bytes=len(kernargs))
@@ -69,7 +79,8 @@ def launch(
         block=(threads, 1, 1),
         kernargs=kernargs,
         memory=memory,
-        schedule=schedule or Schedule(),
+        schedule=schedule,
+        options=options,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,8 +12,10 @@ from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
 from tests.gfx950.decode import assert_exact, decoded, launcher
 from tests.gfx950.prefill import POISON, device_with
+from tests.support.call import CPU
 from tests.support.calls import random_call, staircase_call
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
+from tests.support.sparse import sparse_pages, sparse_scores
 
 EDGES = (0, 1, 2, 63, 64, 126, 127, 128, 129, 255, 256, 383)
 """Prefixes about the edges of blocks."""
@@ -127,34 +128,23 @@ def test_pages_may_lie_further_apart_than_their_size() -> None:
     assert_exact(random_call([(600, 4), (100, 1)], 2, seed=12, page_stride=9216 + 48))
 
 
-def test_page_offsets_beyond_4_gib(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pages 3 GiB apart in a sparse file: page_id * page_stride passes 2^31 and 2^32."""
+def test_page_offsets_beyond_4_gib() -> None:
+    """Pages 3 GiB apart: page_id * page_stride passes 2^31 and 2^32."""
     call = random_call([(640, 4)], 4, seed=13)
-    stride, pages = 3 << 30, call.pages.shape[0]
-    path = tmp_path_factory.mktemp("pages") / "sparse"
-    slab = np.memmap(path, np.uint8, "w+", shape=(pages, stride))
-    slab[:, :9216] = call.pages.numpy()
-    far = replace(call, pages=torch.from_numpy(slab)[:, :9216])
-    scores, _ = decoded(far)
-    del slab
-    path.unlink()
+    stride = 3 << 30
+    pages = sparse_pages(call.pages.shape[0], stride, CPU)
+    pages[:] = call.pages
     assert int(call.block_table.max()) * stride > 2**32
-    assert_same_bits(scores, oracle_scores(call))
+    assert_same_bits(decoded(replace(call, pages=pages))[0], oracle_scores(call))
 
 
-def test_score_offsets_beyond_4_gib(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The last rows of a score buffer of 4.1 GiB in a sparse file."""
+def test_score_offsets_beyond_4_gib() -> None:
+    """The last rows of a score buffer of 4.1 GiB."""
     call = random_call([(300, 4), (200, 3)], 4, seed=14)
-    rows, width = 33_000, 8192
-    path = tmp_path_factory.mktemp("scores") / "sparse"
-    buffer = np.memmap(path, np.float32, "w+", shape=(4, rows, width))
-    scores = torch.from_numpy(buffer)[:, rows - 7 :]
+    scores = sparse_scores((4, 33_000, 8192), CPU)[:, -7:]
     with device_with():
         launcher()(call.batch(), scores[:, :, :3])
-    found = scores[:, :, :3].clone()
-    del scores, buffer
-    path.unlink()
-    assert_same_bits(found, oracle_scores(call))
+    assert_same_bits(scores[:, :, :3], oracle_scores(call))
 
 
 def test_no_grid_is_larger_than_its_work_or_the_device() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.process import printed_by
+from tests.support.real_cases import ROOT
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
@@ -16,14 +14,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     program = tmp_path / "example.py"  # a file: FlyDSL reads a kernel's source
     program.write_text(example)
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = printed_by(program, PYTHONPATH=str(ROOT))
     promised = re.search(r"print\(x\[:4\]\) +# (.*)", example)
     assert promised is not None
-    assert done.stdout.strip() == promised[1]
+    assert printed.strip() == promised[1]

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.support.process import printed_by
 
 PROGRAM = """
 import json, sys
@@ -54,16 +50,7 @@ print(json.dumps({"first": sorted(first), "second": sorted(call for call, count 
 
 
 def run(program: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, Any] = json.loads(printed_by("-c", program).splitlines()[-1])
     return result
 
 

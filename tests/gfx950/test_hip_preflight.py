@@ -11,8 +11,7 @@ import pytest
 
 from kernel.errors import DeviceUnavailableError
 from kernel.gfx950.hip import SimulatedDevice, build
-
-ROOT = Path(__file__).parents[2]
+from tests.support.real_cases import ROOT
 
 PROGRAM = """
 import ctypes, sys

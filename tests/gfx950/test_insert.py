@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl import kernel_names, toolchain
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
 from tests.gfx950.insert_launch import InsertLaunch
@@ -20,14 +20,13 @@ SLOW = slice(0, None, 9)
 
 
 @cache
-def assembly_of(key_type: KeyType) -> tuple[str, str]:
-    return toolchain.insert_assembly(key_type)
+def assembly_of(key_type: KeyType) -> str:
+    return toolchain.assembly(kernel_names.insert(key_type))
 
 
 @cache
 def kernel_of(key_type: KeyType) -> Kernel:
-    name, assembly = assembly_of(key_type)
-    return parse_program(assembly).kernels[name]
+    return parse_program(assembly_of(key_type)).kernels[kernel_names.insert(key_type)]
 
 
 def launch_of(key_type: KeyType, keys: torch.Tensor, seed: int = 0) -> InsertLaunch:
@@ -75,8 +74,7 @@ def test_every_order_of_waves_writes_the_same_bytes(schedule: Schedule) -> None:
 
 def test_the_code_object_keeps_float32_denormals(key_type: KeyType) -> None:
     """Codes are made in fp32 denormals: flushed, every magnitude below 1 would become 0."""
-    _, assembly = assembly_of(key_type)
-    modes = re.findall(r"\.amdhsa_float_denorm_mode_32 (\d+)", assembly)
+    modes = re.findall(r"\.amdhsa_float_denorm_mode_32 (\d+)", assembly_of(key_type))
     assert modes == ["3"]
 
 

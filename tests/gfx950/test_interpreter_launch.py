@@ -70,21 +70,16 @@ def test_grids_and_blocks_of_three_dimensions(order: str) -> None:
 
 
 def test_one_dimension_of_thread_and_workgroup_numbers() -> None:
-    program = assemble(
-        "s_load_dwordx2 s[8:9], s[0:1], 0x0\ns_lshl_b32 s3, s2, 9\nv_lshlrev_b32_e32 v1, 2, v0\n"
-        "v_add_u32_e32 v1, s3, v1\ns_waitcnt lgkmcnt(0)\nglobal_store_dword v1, v0, s[8:9]",
-        kernarg_bytes=8,
-    )
     memory = Memory()
     out = np.full((2, 128), 9999, np.uint32)
     region = memory.register_array(out, "out")
-    run(
-        program,
-        "kernel",
+    launch(
+        "s_load_dwordx2 s[8:9], s[0:1], 0x0\ns_lshl_b32 s3, s2, 9\nv_lshlrev_b32_e32 v1, 2, v0\n"
+        "v_add_u32_e32 v1, s3, v1\ns_waitcnt lgkmcnt(0)\nglobal_store_dword v1, v0, s[8:9]",
+        memory,
+        struct.pack("<q", region.address),
+        threads=100,
         grid=(2, 1, 1),
-        block=(100, 1, 1),
-        kernargs=struct.pack("<q", region.address),
-        memory=memory,
     )
     for row in out:
         assert row.tolist() == [*range(100), *[9999] * 28]
@@ -130,49 +125,24 @@ def test_arguments_that_are_no_launch() -> None:
 
 
 def test_an_endless_loop_ends() -> None:
-    program = assemble(".LBB0_1:\ns_branch .LBB0_1")
     options = RunOptions(wave_instruction_limit=1000)
     with pytest.raises(InstructionLimitError, match="1000 instructions") as caught:
-        run(
-            program,
-            "kernel",
-            grid=(1, 1, 1),
-            block=(64, 1, 1),
-            kernargs=bytes(16),
-            memory=Memory(),
-            options=options,
-        )
+        launch(".LBB0_1:\ns_branch .LBB0_1", Memory(), bytes(16), options=options)
     assert caught.value.line == 3
 
 
 @pytest.mark.timeout(20)
 def test_an_endless_loop_with_a_barrier_ends() -> None:
     """Each trip ends the count of instructions between barriers."""
-    program = assemble(".LBB0_1:\ns_barrier\ns_branch .LBB0_1")
+    endless = ".LBB0_1:\ns_barrier\ns_branch .LBB0_1"
     with pytest.raises(InstructionLimitError, match="more than 50 barriers"):
-        run(
-            program,
-            "kernel",
-            grid=(1, 1, 1),
-            block=(64, 1, 1),
-            kernargs=bytes(16),
-            memory=Memory(),
-            options=RunOptions(barrier_limit=50),
-        )
+        launch(endless, Memory(), bytes(16), options=RunOptions(barrier_limit=50))
 
 
 @pytest.mark.parametrize("limit", [2, 3])
 def test_as_many_barriers_as_allowed_may_pass(limit: int) -> None:
     with nullcontext() if limit == 3 else pytest.raises(InstructionLimitError):
-        run(
-            assemble("s_barrier\n" * 3),
-            "kernel",
-            grid=(1, 1, 1),
-            block=(64, 1, 1),
-            kernargs=bytes(16),
-            memory=Memory(),
-            options=RunOptions(barrier_limit=limit),
-        )
+        launch("s_barrier\n" * 3, Memory(), bytes(16), options=RunOptions(barrier_limit=limit))
 
 
 def test_running_past_the_end() -> None:
@@ -197,23 +167,12 @@ COUNTED = """
 
 
 def test_counts_conflicts_and_traces() -> None:
-    program = assemble(COUNTED, lds_bytes=0x4000)
     options = RunOptions(bank_conflicts=True, trace=True)
-    report = run(
-        program,
-        "kernel",
-        grid=(2, 1, 1),
-        block=(64, 1, 1),
-        kernargs=bytes(16),
-        memory=Memory(),
-        options=options,
-    )
+    report = launch(COUNTED, Memory(), bytes(16), grid=(2, 1, 1), lds_bytes=0x4000, options=options)
     assert report.instructions == 2 * (3 + 4 * 6 + 2)
     assert report.by_class() == {
         "valu": 4, "salu": 2 + 16 + 2, "lds_write": 16, "wait": 8, "branch": 8, "barrier": 2,
     }  # fmt: skip
-    assert report.by_label()["kernel"] == {"valu": 4, "salu": 2}
-    assert report.by_label()[".LBB0_1"]["lds_write"] == 16
     assert report.by_mnemonic()["ds_write_b32"] == 16
     # 64 lanes in one bank against 64 lanes in 64 banks
     assert report.bank_conflicts == {7: (8, 8 * 63), 8: (8, 0)}
@@ -236,19 +195,9 @@ def test_counts_conflicts_and_traces() -> None:
 def test_bank_conflicts_by_width(width: str, shift: int, wanted: int) -> None:
     data = {"b32": "v4", "b64": "v[4:5]", "b128": "v[4:7]"}[width]
     setup = "\n".join(f"v_mov_b32_e32 v{at}, 0" for at in range(4, 8))
-    program = assemble(
-        f"{setup}\nv_lshlrev_b32_e32 v1, {shift}, v0\nds_write_{width} v1, {data}", lds_bytes=64 << shift
-    )
+    body = f"{setup}\nv_lshlrev_b32_e32 v1, {shift}, v0\nds_write_{width} v1, {data}"
     options = RunOptions(bank_conflicts=True)
-    report = run(
-        program,
-        "kernel",
-        grid=(1, 1, 1),
-        block=(64, 1, 1),
-        kernargs=bytes(16),
-        memory=Memory(),
-        options=options,
-    )
+    report = launch(body, Memory(), bytes(16), lds_bytes=64 << shift, options=options)
     assert report.bank_conflicts == {7: (1, wanted)}
 
 

@@ -148,8 +148,6 @@ def test_metadata_of_compiled_text() -> None:
         "vgpr_count": 3,
         "vgpr_spill_count": 0,
     }
-    assert kernel.label_at(0) == "doubling"
-    assert kernel.label_at(7) == ".LBB0_1"
     assert (
         kernel.instructions[0].line
         == COMPILED.splitlines().index("	s_load_dwordx2 s[4:5], s[0:1], 0x0") + 1

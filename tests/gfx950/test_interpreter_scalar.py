@@ -41,7 +41,6 @@ def leading_signs(x: int) -> int:
 
 
 Result = Callable[..., int]
-Scc = Callable[..., int] | None
 
 
 def not_zero(result: int) -> int:

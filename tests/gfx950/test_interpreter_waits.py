@@ -128,9 +128,9 @@ def test_scalar_loads_return_in_any_order() -> None:
         with pytest.raises(MissingWaitError, match="s20"):
             run_text(text)
     # one later operation is left: it may be the load
-    for later in ("s_load_dword s22, s[4:5], 0x4\n", f"{SETUP}{load}ds_read_b32 v10, v1\n"):
+    for two in (f"{load}s_load_dword s22, s[4:5], 0x4\n", f"{SETUP}{load}ds_read_b32 v10, v1\n"):
         with pytest.raises(MissingWaitError, match="s20"):
-            run_text(f"{load if 'ds_read' not in later else ''}{later}s_waitcnt lgkmcnt(1)\n{use}")
+            run_text(f"{two}s_waitcnt lgkmcnt(1)\n{use}")
 
 
 def test_a_scalar_load_does_not_cover_an_lds_read_before_it() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,10 @@ import pytest
 from kernel.backends import flydsl_sim
 from kernel.backends.flydsl import kernel_cache, toolchain
 from kernel.errors import DeviceUnavailableError
-from tests.support.command import call
+from tests.support.command import call, spawn
+from tests.support.real_cases import CUT
 
-ROOT = Path(__file__).parents[2]
-CASE = ROOT / "tests" / "data" / "ragged_l15_cut.safetensors"
-VERIFY = ("verify", CASE, "--backend", "flydsl-sim", "--json")
+VERIFY = ("verify", CUT, "--backend", "flydsl-sim", "--json")
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +26,7 @@ def _default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def verify(**environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, which has compiled nothing."""
-    words = [sys.executable, "-m", "client.cli", *map(str, VERIFY)]
-    return subprocess.run(words, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    return spawn(*VERIFY, **environment)
 
 
 @pytest.fixture

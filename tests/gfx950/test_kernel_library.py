@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +28,9 @@ from tests.gfx950 import exported
 from tests.support.call import Call
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
+from tests.support.process import printed_by
 from tests.support.score_program import SCORE
 
-ROOT = Path(__file__).parents[2]
 MIXED = ((300, 45), (129, 1), (1, 1), (641, 2))
 """Prefill and decode in a batch."""
 
@@ -140,16 +138,8 @@ def test_insert(both: Both) -> None:
 
 def test_a_process_that_has_no_flydsl(library: Path) -> None:
     """Append, score, decode, select where importing FlyDSL, or even looking for it, raises."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"import tests.support.without_flydsl\n{SCORE}"],
-        cwd=ROOT,
-        env=os.environ | {VARIABLE: str(library), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[]\n"
+    program = f"import tests.support.without_flydsl\n{SCORE}"
+    assert printed_by("-c", program, **{VARIABLE: str(library)}) == "[]\n"
 
 
 def test_a_kernel_that_is_not_in_the_library(device: SimulatedDevice, library: Path) -> None:
@@ -336,18 +326,8 @@ def test_an_access_out_of_bounds_is_an_error(device: SimulatedDevice) -> None:
 @pytest.mark.nightly
 def test_the_command_exports_every_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it exported scores, for every number of heads."""
-    command = [
-        sys.executable,
-        "-m",
-        "client.cli",
-        "kernel",
-        "export",
-        "--json",
-        "--out",
-        str(tmp_path / "new"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout)
+    words = ("kernel", "export", "--json", "--out", tmp_path / "new")
+    result = json.loads(printed_by("-m", "client.cli", *words))
     assert result["library"] == str(tmp_path / "new" / kernel_library.FILE_NAME)
     assert len(result["kernels"]) == 3 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
     assert tuple(result["kernels"]) == kernel_names.every()

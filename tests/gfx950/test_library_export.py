@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import subprocess
-import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 from kernel.gfx950.hip import simulated_device
 from tests.gfx950 import exported
 from tests.support.compare import assert_same_bits
-from tests.support.real_cases import ROOT
+from tests.support.process import printed_by
 
 
 @pytest.mark.parametrize("kernels", [("score_prefill_h4", "score_prefil_h2"), ()])
@@ -94,17 +92,9 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """A limit of a file's size stands for the disk's."""
     library = tmp_path / FILE_NAME
     library.write_bytes(b"an older library")
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, tmp_path, "25000"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "FlyDSL cannot export insert_bf16" in done.stdout
-    assert f"see that {tmp_path} and " in done.stdout
+    printed = printed_by("-c", FULL, tmp_path, "25000")
+    assert "FlyDSL cannot export insert_bf16" in printed
+    assert f"see that {tmp_path} and " in printed
     assert library.read_bytes() == b"an older library"
     assert list(tmp_path.iterdir()) == [library]
 

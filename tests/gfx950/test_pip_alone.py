@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.real_cases import ROOT
+
 BUNDLED = ("ziglang", "rocm")
 
 PROGRAM = """

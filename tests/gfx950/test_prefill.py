@@ -11,8 +11,10 @@ import torch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
 from tests.gfx950.prefill import POISON, device_with, group_maxima, launcher, scored
+from tests.support.call import CPU
 from tests.support.calls import RAGGED, random_call, staircase_call
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
+from tests.support.sparse import sparse_pages, sparse_scores
 
 RAGGED_LONG = ((900, 140), (0, 0), (2432, 20), (300, 0), (129, 1))
 """Tiles of several waves, 19 blocks, requests without queries or keys."""
@@ -105,35 +107,23 @@ def test_pages_may_lie_further_apart_than_their_size() -> None:
     assert_same_bits(scored(call)[0], oracle_scores(call))
 
 
-def test_page_offsets_beyond_4_gib(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Pages 3 GiB apart in a sparse file: page_id * page_stride passes 2^31 and 2^32."""
+def test_page_offsets_beyond_4_gib() -> None:
+    """Pages 3 GiB apart: page_id * page_stride passes 2^31 and 2^32."""
     call = random_call([(640, 12)], 4, seed=13)
-    stride, pages = 3 << 30, call.pages.shape[0]
-    path = tmp_path_factory.mktemp("pages") / "sparse"
-    slab = np.memmap(path, np.uint8, "w+", shape=(pages, stride))
-    slab[:, :9216] = call.pages.numpy()
-    far = replace(call, pages=torch.from_numpy(slab)[:, :9216])
-    scores, _ = scored(far)
-    del slab
-    path.unlink()
+    stride = 3 << 30
+    pages = sparse_pages(call.pages.shape[0], stride, CPU)
+    pages[:] = call.pages
     assert int(call.block_table.max()) * stride > 2**32
-    assert_same_bits(scores, oracle_scores(call))
+    assert_same_bits(scored(replace(call, pages=pages))[0], oracle_scores(call))
 
 
-def test_score_offsets_beyond_4_gib(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The last rows of a score buffer of 4.1 GiB in a sparse file."""
+def test_score_offsets_beyond_4_gib() -> None:
+    """The last rows of a score buffer of 4.1 GiB."""
     call = random_call([(300, 12)], 4, seed=14)
-    batch = call.batch()
-    rows, width = 33_000, 8192
-    path = tmp_path_factory.mktemp("scores") / "sparse"
-    buffer = np.memmap(path, np.float32, "w+", shape=(4, rows, width))
-    scores = torch.from_numpy(buffer)[:, rows - 12 :]
+    scores = sparse_scores((4, 33_000, 8192), CPU)[:, -12:]
     with device_with() as device:
-        launcher(device)(batch, scores[:, :, :3])
-    found = scores[:, :, :3].clone()
-    del scores, buffer
-    path.unlink()
-    assert_same_bits(found, oracle_scores(call))
+        launcher(device)(call.batch(), scores[:, :, :3])
+    assert_same_bits(scores[:, :, :3], oracle_scores(call))
 
 
 def test_operand_maps() -> None:

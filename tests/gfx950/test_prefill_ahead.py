@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kernel.backends.flydsl import toolchain
 from kernel.errors import DeviceUnavailableError
+from tests.support.process import printed_by
 
 LAUNCH = """
 from tests.gfx950.prefill import scored
@@ -24,15 +23,13 @@ assert_same_bits(scored(call)[0], oracle_scores(call))
 
 def test_a_compiled_kernel_runs_without_a_compiler(tmp_path: Path) -> None:
     """The command, in a process of its own; then a launch that may only load from the cache."""
-    command = [sys.executable, "-m", "client.cli", "kernel", "compile", "--json", "--cache", str(tmp_path)]
-    compiled = subprocess.run(command, capture_output=True, text=True, check=True)
-    result = json.loads(compiled.stdout)
+    words = ("kernel", "compile", "--json", "--cache", tmp_path)
+    result = json.loads(printed_by("-m", "client.cli", *words))
     assert result["kernels"][:6] == [
         f"score_{kind}_h{h}" for kind in ("prefill", "decode") for h in (1, 2, 4)
     ]
     assert result["cache"] == str(tmp_path)
-    environment = os.environ | {"FLYDSL_RUNTIME_RUN_ONLY": "1", "FLYDSL_RUNTIME_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", LAUNCH], check=True, env=environment)
+    printed_by("-c", LAUNCH, FLYDSL_RUNTIME_RUN_ONLY="1", FLYDSL_RUNTIME_CACHE_DIR=str(tmp_path))
 
 
 def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

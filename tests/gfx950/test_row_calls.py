@@ -13,10 +13,11 @@ from kernel.backends.flydsl.topk_variants import MAX_BLOCKS
 from kernel.errors import InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import simulated_device
 from tests.gfx950.prefill import group_maxima
+from tests.support.call import CPU
 from tests.support.compare import assert_same_bits
 from tests.support.oracle_pages import oracle_inserted
 from tests.support.selection import in_block_order, selected
-from tests.support.sparse import sparse_bytes
+from tests.support.sparse import sparse_scores
 
 
 @cache
@@ -105,11 +106,8 @@ def test_a_launch_that_failed_raises_and_the_next_one_works() -> None:
 def test_rows_at_the_end_of_4_9_gib_of_scores() -> None:
     """H = 4, 40,000 queries, 8,192 blocks: the last rows of the last heads, by scores and by maxima."""
     heads, tokens, columns = 4, 40_000, 8192
-    cells = heads * tokens * columns
-    scores = sparse_bytes(4 * cells, torch.device("cpu")).view(torch.float32).view(heads, tokens, columns)
-    maxima = (
-        sparse_bytes(cells // 4, torch.device("cpu")).view(torch.float32).view(heads, tokens, columns // 16)
-    )
+    scores = sparse_scores((heads, tokens, columns), CPU)
+    maxima = sparse_scores((heads, tokens, columns // 16), CPU)
     last = slice(tokens - 3, tokens)
     scores[2:, last] = torch.randn(2, 3, columns, generator=torch.Generator().manual_seed(4))
     maxima[2:, last] = group_maxima(scores[2:, last])

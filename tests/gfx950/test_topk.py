@@ -32,8 +32,7 @@ PART = 48
 
 @cache
 def kernel_of(variant: Variant) -> Kernel:
-    name, assembly = toolchain.topk_assembly(variant)
-    return parse_program(assembly).kernels[name]
+    return parse_program(toolchain.assembly(variant.name)).kernels[variant.name]
 
 
 def length_of(variant: Variant) -> int:

@@ -10,9 +10,10 @@ import torch
 
 from kernel.backends.base import Order
 from kernel.errors import InvalidArgumentError
-from tests.support.call import Call, cumulative
+from tests.support.call import cumulative
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits, oracle_scores
+from tests.support.decode_steps import COLUMNS, STEPS, StepBuffers
 from tests.support.run import selection_of
 from tests.support.selection import in_block_order, selected
 
@@ -20,54 +21,23 @@ if TYPE_CHECKING:
     from kernel.backends.triton.backend import TritonBackend
     from kernel.backends.triton.decode_graph import DecodeGraph
 
-STEPS: list[list[tuple[int, int]]] = [
-    [(2305, 1), (128, 1), (129, 1), (4000, 1), (1, 1)],
-    [(2306, 1), (0, 0), (130, 2), (17, 1), (700, 1)],
-    [(40, 1), (4001, 2), (0, 0), (700, 0), (256, 2)],
-    [(3072, 1), (3073, 1), (3074, 1), (3075, 1), (3076, 1)],
-]
-"""(seq_len, query_len) of five requests in consecutive steps; some pad the batch."""
-ROWS, COLUMNS = 6, 32
 
+def captured(backend: TritonBackend, buffers: StepBuffers, order: Order = "score") -> DecodeGraph:
+    """Capture a step on the buffers."""
+    from kernel.backends.triton.decode_graph import DecodeGraph
 
-class Buffers:
-    """Device buffers that a step is captured with."""
-
-    def __init__(self, device: torch.device, heads: int, num_pages: int, batch: int = 5) -> None:
-        self.q = torch.zeros(ROWS, heads, 128, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
-        self.pages = torch.zeros(num_pages, 9216, dtype=torch.uint8, device=device)
-        self.block_table = torch.zeros(batch, COLUMNS, dtype=torch.int32, device=device)
-        self.cu_seqlens_q = torch.zeros(batch + 1, dtype=torch.int32, device=device)
-        self.seq_lens = torch.zeros(batch, dtype=torch.int32, device=device)
-
-    def write(self, call: Call) -> None:
-        """Fill the buffers with a call."""
-        self.q.view(torch.uint8).zero_()
-        self.q.view(torch.uint8)[: call.total_q] = call.q.view(torch.uint8).to(self.q.device)
-        self.pages[: call.pages.shape[0]] = call.pages.to(self.pages.device)
-        width = min(COLUMNS, call.block_table.shape[1])
-        self.block_table[:, :width] = call.block_table[:, :width].to(self.q.device)
-        self.cu_seqlens_q.copy_(call.cu_seqlens_q)
-        self.seq_lens.copy_(call.seq_lens)
-
-    def capture(
-        self, backend: TritonBackend, topk: int = 16, order: Order = "score", local_blocks: int = 0
-    ) -> DecodeGraph:
-        """Capture a step on the buffers."""
-        from kernel.backends.triton.decode_graph import DecodeGraph
-
-        return DecodeGraph(
-            backend,
-            self.q,
-            self.pages,
-            self.block_table,
-            self.cu_seqlens_q,
-            self.seq_lens,
-            max_queries=2,
-            topk=topk,
-            order=order,
-            local_blocks=local_blocks,
-        )
+    return DecodeGraph(
+        backend,
+        buffers.q,
+        buffers.pages,
+        buffers.block_table,
+        buffers.cu_seqlens_q,
+        buffers.seq_lens,
+        max_queries=2,
+        topk=16,
+        order=order,
+        local_blocks=0,
+    )
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -75,9 +45,9 @@ class Buffers:
 def test_replays_follow_changed_lengths(gpu_backend: TritonBackend, heads: int, order: Order) -> None:
     """Captured on the first step, replayed on all: ids are those of the same call without a graph."""
     calls = [random_call(lengths, heads, seed=70 + i) for i, lengths in enumerate(STEPS)]
-    buffers = Buffers(gpu_backend.device, heads, max(call.pages.shape[0] for call in calls))
+    buffers = StepBuffers(calls, gpu_backend.device)
     buffers.write(calls[0])
-    graph = buffers.capture(gpu_backend, order=order)
+    graph = captured(gpu_backend, buffers, order=order)
     for call in [*calls, calls[0]]:
         buffers.write(call)
         ids = graph.replay().cpu()
@@ -93,9 +63,9 @@ def test_illegal_ids_and_lengths_stay_inside(gpu_backend: TritonBackend) -> None
     """A replay cannot refuse: page ids outside the cache and lengths past the table read nothing out of
     bounds."""
     call = random_call(STEPS[0], 2, seed=79)
-    buffers = Buffers(gpu_backend.device, 2, call.pages.shape[0])
+    buffers = StepBuffers([call], gpu_backend.device)
     buffers.write(call)
-    graph = buffers.capture(gpu_backend)
+    graph = captured(gpu_backend, buffers)
     expected = graph.replay().cpu().clone()
     buffers.block_table.fill_(2**31 - 1)
     buffers.seq_lens.fill_(1 << 20)
@@ -111,9 +81,9 @@ def test_illegal_ids_and_lengths_stay_inside(gpu_backend: TritonBackend) -> None
 def test_queries_past_the_most_get_no_ids(gpu_backend: TritonBackend) -> None:
     """Captured for two queries a request, replayed with three: the third has no ids, others keep theirs."""
     calls = [random_call([(700, 1), (900, queries), (130, 1)], 1, seed=82) for queries in (2, 3)]
-    buffers = Buffers(gpu_backend.device, 1, max(call.pages.shape[0] for call in calls), batch=3)
+    buffers = StepBuffers(calls, gpu_backend.device)
     buffers.write(calls[0])
-    graph = buffers.capture(gpu_backend)
+    graph = captured(gpu_backend, buffers)
     buffers.write(calls[1])
     ids = graph.replay().cpu()
     assert bool((ids[0, 3] == -1).all())
@@ -124,10 +94,10 @@ def test_queries_past_the_most_get_no_ids(gpu_backend: TritonBackend) -> None:
 def test_steps_run_in_a_graph_of_the_callers(gpu_backend: TritonBackend) -> None:
     """Two steps captured together, as a model's layers are, replayed on other lengths."""
     calls = [random_call(STEPS[i], 2, seed=83 + i) for i in range(4)]
-    layers = [Buffers(gpu_backend.device, 2, max(call.pages.shape[0] for call in calls)) for _ in range(2)]
+    layers = [StepBuffers(calls, gpu_backend.device) for _ in range(2)]
     for buffers, call in zip(layers, calls[:2]):
         buffers.write(call)
-    steps = [buffers.capture(gpu_backend) for buffers in layers]
+    steps = [captured(gpu_backend, buffers) for buffers in layers]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for step in steps:
@@ -144,7 +114,7 @@ def test_what_cannot_be_captured_is_refused(gpu_backend: TritonBackend) -> None:
     """More than 64 rows a request, and steps of no rows."""
     from kernel.backends.triton.decode_graph import DecodeGraph
 
-    buffers = Buffers(gpu_backend.device, 4, 4)
+    buffers = StepBuffers([random_call(STEPS[0], 4, seed=80)], gpu_backend.device)
     with pytest.raises(InvalidArgumentError, match="max_queries = 17"):
         DecodeGraph(
             gpu_backend,

@@ -23,6 +23,7 @@ from tests.support.http_calls import (
     sequences_body,
 )
 from tests.support.live_server import LiveServer
+from tests.support.real_cases import ROOT
 
 ALICE, BOB = "alice-0123456789", "bob-9876543210"
 
@@ -112,7 +113,7 @@ def _refused(*flags: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "server", "--port", "0", *flags],
         env={**inherited, **environment},
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,

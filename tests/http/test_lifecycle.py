@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,7 +17,7 @@ from indexer.case import encode_case
 from indexer.wire import encode_keys
 from tests.http.slow_server import SLOW_QUERIES
 from tests.support.http_calls import BINARY, assert_problem, binary, make_sequence, normals, random_case
-from tests.support.live_server import LiveServer
+from tests.support.live_server import LiveServer, until
 
 SLOW_SERVER = "tests.http.slow_server"
 
@@ -25,13 +25,6 @@ SLOW_SERVER = "tests.http.slow_server"
 def _slow_body() -> bytes:
     """A call that keeps the device of a slow server busy."""
     return encode_case(random_case(((200, SLOW_QUERIES),)))
-
-
-def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class _Background:
@@ -68,7 +61,7 @@ def _check_warming(live: LiveServer) -> None:
         assert_problem(client.post("/v1/score", **body), 503, "warming")
         assert_problem(client.post("/v1/sequences"), 503, "warming")
         assert "nvfp4_indexer_ready 0.0" in client.get("/metrics").text
-        _until(lambda: client.get("/readyz").status_code == 200, 120)
+        until(lambda: client.get("/readyz").status_code == 200, 120)
         assert client.post("/v1/score", **body).status_code == 200
 
 
@@ -93,7 +86,7 @@ def test_a_call_longer_than_the_drain_is_left_without_an_abort(monkeypatch: pyte
     with LiveServer("--backend=cpu", "--num-pages=8", "--drain-seconds=1", module=SLOW_SERVER) as live:
         running = _Background(live, "/v1/score", _slow_body())
         with live.client() as client:
-            _until(lambda: _busy(client))
+            until(lambda: _busy(client))
         live.process.send_signal(signal.SIGTERM)
         assert assert_problem(running.wait(), 503, "stopping", "drain_seconds")["limit"] == 1
         assert live.process.wait(30) == 1, live.log_text()
@@ -120,7 +113,7 @@ def test_a_profile_of_many_runs_ends_at_the_deadline_or_with_its_client(
                 client.post(path, timeout=0.3, **binary(_slow_body()))
         else:
             assert_problem(client.post(path, **binary(_slow_body())), 504, "deadline")
-        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)
+        until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)
         assert not _busy(client)
 
 
@@ -130,18 +123,18 @@ def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) ->
         sequence = make_sequence(client)
         small = encode_case(random_case(((10, 1),)))
         slow = _Background(live, "/v1/score", _slow_body())
-        _until(lambda: _busy(client))
+        until(lambda: _busy(client))
         late = _Background(live, f"/v1/sequences/{sequence}/keys", _keys(5))
         parts = urlsplit(live.url)
         with socket.create_connection((str(parts.hostname), int(parts.port or 0))) as leaving:
             head = f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BINARY}\r\n"
             leaving.sendall(f"{head}Content-Length: {len(small)}\r\n\r\n".encode() + small)
-            _until(lambda: client.get("/v1/activity").json()["places_taken"] == 3)
+            until(lambda: client.get("/v1/activity").json()["places_taken"] == 3)
             reply = client.post("/v1/score", **binary(small))
             problem = assert_problem(reply, 429, "busy")
             assert int(reply.headers["retry-after"]) >= 1
             assert problem["retry_after_seconds"] > 0
-        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 2)
+        until(lambda: client.get("/v1/activity").json()["places_taken"] == 2)
         assert assert_problem(late.wait(), 504, "deadline", "deadline_seconds")["limit"] == 1
         assert _busy(client), "the deadline is answered while the device is still busy"
         assert slow.wait().status_code == 200
@@ -155,9 +148,9 @@ def test_a_body_that_never_arrives_frees_its_place(narrow: LiveServer) -> None:
         with socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30) as stalled:
             head = f"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: {BINARY}\r\n"
             stalled.sendall(f"{head}Content-Length: 1000\r\n\r\nabc".encode())
-            _until(lambda: client.get("/v1/activity").json()["places_taken"] == 1)
+            until(lambda: client.get("/v1/activity").json()["places_taken"] == 1)
             assert stalled.recv(4096).startswith(b"HTTP/1.1 504")
-        _until(lambda: client.get("/v1/activity").json()["places_taken"] == 0)
+        until(lambda: client.get("/v1/activity").json()["places_taken"] == 0)
         assert client.post("/v1/score", **binary(encode_case(random_case(((10, 1),))))).status_code == 200
 
 
@@ -180,9 +173,9 @@ def test_sigterm_drains_and_refuses_what_comes_later() -> None:
     flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
     with LiveServer(*flags, module=SLOW_SERVER) as live, live.client() as client:
         running = _Background(live, "/v1/score", _slow_body())
-        _until(lambda: _busy(client))
+        until(lambda: _busy(client))
         waiting = _Background(live, "/v1/score", encode_case(random_case(((10, 1),))))
-        _until(lambda: client.get("/v1/activity").json()["waiting"] == 1)
+        until(lambda: client.get("/v1/activity").json()["waiting"] == 1)
         live.process.send_signal(signal.SIGTERM)
         assert running.wait().status_code == 200
         assert waiting.wait().status_code == 200
@@ -209,7 +202,7 @@ def test_a_killed_server_starts_again_warms_up_and_knows_nothing_of_before() -> 
 
 def test_the_log_is_json_with_request_ids(client: httpx.Client, server: LiveServer) -> None:
     client.get("/v1/info", headers={"X-Request-Id": "find-me"})
-    _until(lambda: any(event.get("request_id") == "find-me" for event in server.events()), 10)
+    until(lambda: any(event.get("request_id") == "find-me" for event in server.events()), 10)
     event = next(event for event in server.events() if event.get("request_id") == "find-me")
     assert (event["event"], event["status"], event["path"]) == ("request", 200, "/v1/info")
     for line in server.log_text().splitlines():

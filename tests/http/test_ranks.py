@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import psutil
@@ -16,6 +16,7 @@ from indexer.case import encode_case
 from indexer.replay import as_tensor
 from indexer.wire import decode_reply, encode_keys
 from tests.support.http_calls import (
+    append,
     assert_problem,
     binary,
     make_sequence,
@@ -23,18 +24,11 @@ from tests.support.http_calls import (
     random_case,
     sequences_body,
 )
-from tests.support.live_server import LiveServer
+from tests.support.live_server import LiveServer, until
 
 RANKS = 3
 NUM_PAGES = 32
 FLAGS = ("--backend=cpu", f"--context-parallel={RANKS}", f"--num-pages={NUM_PAGES}", "--rank-seconds=5")
-
-
-def until(condition: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def pids(live: LiveServer) -> dict[int, int]:
@@ -59,9 +53,7 @@ def test_the_bytes_of_one_scorer_until_a_rank_is_killed(live: LiveServer) -> Non
     single.append_keys(seq, as_tensor(keys))
     with live.client() as client:
         there = make_sequence(client, keys[:700])
-        assert (
-            client.post(f"/v1/sequences/{there}/keys", **binary(encode_keys(keys[700:]))).status_code == 200
-        )
+        append(client, there, keys[700:])
         fork = client.post(f"/v1/sequences/{there}/fork").json()["id"]
         for scores in (True, False):
             want = single.score(as_tensor(query), [seq], return_scores=scores, topk=5)

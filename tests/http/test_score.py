@@ -6,7 +6,6 @@ import json
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,8 +22,8 @@ from kernel.backends.reference import ReferenceBackend
 from tests.http.conftest import MAX_BODY_BYTES
 from tests.support.http_calls import BINARY, assert_problem, binary, normals, random_case
 from tests.support.page_bytes import PAGE
+from tests.support.real_cases import CUT
 
-DATA = Path(__file__).parents[1] / "data"
 RAGGED = ((300, 45), (0, 0), (129, 1), (128, 4), (700, 0), (1, 1))
 
 
@@ -46,8 +45,8 @@ def test_scores_are_the_oracles(client: httpx.Client, heads: int) -> None:
 
 
 def test_a_real_case_with_expected_outputs(client: httpx.Client) -> None:
-    body = (DATA / "ragged_l15_cut.safetensors").read_bytes()
-    case = read_case(DATA / "ragged_l15_cut.safetensors")
+    body = CUT.read_bytes()
+    case = read_case(CUT)
     found = decode_reply(client.post("/v1/score", **binary(body)).content)
     assert found.scores is not None
     assert case.expected_scores is not None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from starlette.types import Message
@@ -48,15 +49,24 @@ def run(scenario: Callable[[Worker], Awaitable[None]], places: int = 8, max_byte
     asyncio.run(main())
 
 
-def _later(seconds: float) -> Deadline:
-    return Deadline(seconds)
-
-
 async def _until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + SOON
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def _occupied(worker: Worker) -> AsyncIterator[None]:
+    """The device is busy with a call, which ends behind the block."""
+    release = threading.Event()
+    call = asyncio.ensure_future(worker.admit().run(_blocked(release), Deadline(SOON), _never))
+    await _until(lambda: worker.busy)
+    try:
+        yield
+    finally:
+        release.set()
+    assert (await call)[0] == "done"
 
 
 def test_calls_run_one_at_a_time_in_order_on_one_thread() -> None:
@@ -68,7 +78,7 @@ def test_calls_run_one_at_a_time_in_order_on_one_thread() -> None:
             return number
 
         jobs = [
-            worker.admit().run(lambda number=number: call(number), _later(SOON), _never)  # type: ignore[misc]
+            worker.admit().run(lambda number=number: call(number), Deadline(SOON), _never)  # type: ignore[misc]
             for number in range(8)
         ]
         results = await asyncio.gather(*jobs)
@@ -126,20 +136,16 @@ def test_a_call_past_its_deadline_is_not_run() -> None:
     ran: list[int] = []
 
     async def scenario(worker: Worker) -> None:
-        release = threading.Event()
-        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
-        await _until(lambda: worker.busy)
-        second = worker.admit()
-        with pytest.raises(ProblemError) as raised:
-            await second.run(lambda: ran.append(1), _later(0.05), _never)
-        assert (raised.value.status, raised.value.kind) == (504, "deadline")
-        members = raised.value.members
-        assert (members["argument"], members["limit"]) == ("deadline_seconds", 0.05)
-        assert members["value"] >= 0.05
-        second.release()
-        assert worker.places_taken == 1
-        release.set()
-        assert (await first)[0] == "done"
+        async with _occupied(worker):
+            second = worker.admit()
+            with pytest.raises(ProblemError) as raised:
+                await second.run(lambda: ran.append(1), Deadline(0.05), _never)
+            assert (raised.value.status, raised.value.kind) == (504, "deadline")
+            members = raised.value.members
+            assert (members["argument"], members["limit"]) == ("deadline_seconds", 0.05)
+            assert members["value"] >= 0.05
+            second.release()
+            assert worker.places_taken == 1
 
     run(scenario)
     assert not ran
@@ -148,7 +154,7 @@ def test_a_call_past_its_deadline_is_not_run() -> None:
 def test_a_call_that_has_begun_is_finished_after_its_deadline() -> None:
     async def scenario(worker: Worker) -> None:
         release = threading.Event()
-        call = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(0.05), _never))
+        call = asyncio.ensure_future(worker.admit().run(_blocked(release), Deadline(0.05), _never))
         await asyncio.sleep(0.2)
         assert not call.done()
         release.set()
@@ -161,18 +167,14 @@ def test_a_client_that_goes_away_frees_its_place_and_its_call() -> None:
     ran: list[int] = []
 
     async def scenario(worker: Worker) -> None:
-        release = threading.Event()
-        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
-        await _until(lambda: worker.busy)
-        second = worker.admit()
-        with pytest.raises(ProblemError) as raised:
-            await second.run(lambda: ran.append(1), _later(SOON), _gone)
-        assert raised.value.kind == "disconnected"
-        assert worker.waiting == 0
-        second.release()
-        assert worker.places_taken == 1
-        release.set()
-        await first
+        async with _occupied(worker):
+            second = worker.admit()
+            with pytest.raises(ProblemError) as raised:
+                await second.run(lambda: ran.append(1), Deadline(SOON), _gone)
+            assert raised.value.kind == "disconnected"
+            assert worker.waiting == 0
+            second.release()
+            assert worker.places_taken == 1
 
     run(scenario)
     assert not ran
@@ -188,7 +190,7 @@ def test_a_running_call_keeps_its_place_though_its_client_is_gone() -> None:
             await leave.wait()
             return {"type": "http.disconnect"}
 
-        call = asyncio.ensure_future(place.run(_blocked(release), _later(SOON), receive))
+        call = asyncio.ensure_future(place.run(_blocked(release), Deadline(SOON), receive))
         await _until(lambda: worker.busy)
         leave.set()
         with pytest.raises(ProblemError, match="went away"):
@@ -216,7 +218,7 @@ def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
 
     async def scenario(worker: Worker) -> None:
         late = worker.admit()
-        deadline = _later(0.1)
+        deadline = Deadline(0.1)
         with pytest.raises(ProblemError, match="between two runs") as raised:
             await late.run(call(late, deadline, threading.Event()), deadline, _never)
         assert raised.value.status == 504
@@ -227,7 +229,7 @@ def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
             return {"type": "http.disconnect"}
 
         with pytest.raises(ProblemError, match="went away"):
-            await left.run(call(left, _later(SOON), begun), _later(SOON), receive)
+            await left.run(call(left, Deadline(SOON), begun), Deadline(SOON), receive)
         for place in (late, left):
             place.release()
         await _until(lambda: worker.places_taken == 0)
@@ -240,16 +242,12 @@ def test_a_cancelled_request_takes_its_call_back() -> None:
     ran: list[int] = []
 
     async def scenario(worker: Worker) -> None:
-        release = threading.Event()
-        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
-        await _until(lambda: worker.busy)
-        second = asyncio.ensure_future(worker.admit().run(lambda: ran.append(1), _later(SOON), _never))
-        await asyncio.sleep(0.02)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        release.set()
-        await first
+        async with _occupied(worker):
+            second = asyncio.ensure_future(worker.admit().run(lambda: ran.append(1), Deadline(SOON), _never))
+            await asyncio.sleep(0.02)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
 
     run(scenario)
     assert not ran
@@ -262,8 +260,8 @@ def test_errors_reach_their_own_call_only() -> None:
 
         good, bad = (worker.admit() for _ in range(2))
         results = await asyncio.gather(
-            bad.run(fails, _later(SOON), _never),
-            good.run(lambda: 7, _later(SOON), _never),
+            bad.run(fails, Deadline(SOON), _never),
+            good.run(lambda: 7, Deadline(SOON), _never),
             return_exceptions=True,
         )
         assert isinstance(results[0], KeyError)
@@ -278,8 +276,8 @@ def test_stopping_runs_what_waits() -> None:
         worker = Worker(8, 1000)
         worker.start()
         release = threading.Event()
-        first = asyncio.ensure_future(worker.admit().run(_blocked(release), _later(SOON), _never))
-        second = asyncio.ensure_future(worker.admit().run(lambda: 2, _later(SOON), _never))
+        first = asyncio.ensure_future(worker.admit().run(_blocked(release), Deadline(SOON), _never))
+        second = asyncio.ensure_future(worker.admit().run(lambda: 2, Deadline(SOON), _never))
         await _until(lambda: worker.waiting == 1)
         stopping = asyncio.ensure_future(worker.stop(SOON))
         await asyncio.sleep(0.02)
@@ -297,7 +295,7 @@ def test_stopping_does_not_wait_for_ever() -> None:
         worker.start()
         release = threading.Event()
         place: Place = worker.admit()
-        call = asyncio.ensure_future(place.run(_blocked(release), _later(SOON), _never))
+        call = asyncio.ensure_future(place.run(_blocked(release), Deadline(SOON), _never))
         await _until(lambda: worker.busy)
         assert not await worker.stop(0.05)
         release.set()

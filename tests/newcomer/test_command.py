@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,9 @@ from safetensors.numpy import load_file
 
 from indexer.case import encode_case, read_case, write_case
 from tests.support.command import VERIFY_KEYS, call, spawn, wrong_expectation
+from tests.support.process import printed_by
 from tests.support.raw_case import small_case
-from tests.support.real_cases import CODE, CUT, ROOT
+from tests.support.real_cases import CODE, CUT
 
 
 @pytest.fixture
@@ -36,12 +35,10 @@ def test_help_names_every_command_and_the_exit_codes_and_imports_no_torch() -> N
         "import sys; from client.cli import app; app(['--help'], standalone_mode=False); "
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    printed = printed_by("-c", program)
     for word in ("demo", "doctor", "score", "verify", "profile", "bench", "serve", "Exit codes"):
-        assert word in done.stdout
-    assert done.stdout.rstrip().endswith("False")
+        assert word in printed
+    assert printed.rstrip().endswith("False")
 
 
 @pytest.mark.parametrize("command", ["demo", "doctor", "score", "verify", "profile", "bench"])

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.live_server import LiveServer
+from tests.support.real_cases import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 RUN_BY_THIS_SUITE = ("make test",)  # it is what runs this test

@@ -15,14 +15,10 @@ import pytest
 from client.report import sections
 from indexer.case import Case, read_case, write_case
 from tests.support.command import call
-from tests.support.faulty_engine import Bytes, Engine, engine_case
+from tests.support.faulty_engine import engine_case
+from tests.support.planted.keys import NibblesSwapped
 from tests.support.raw_case import small_case
 from tests.support.real_cases import CODE, CUT
-
-
-class Swapped(Engine):
-    def codes(self, page: Bytes) -> Bytes:
-        return super().codes((page >> 4 | page << 4).astype("u1"))
 
 
 class Page(HTMLParser):
@@ -74,7 +70,7 @@ def test_a_right_case(tmp_path: Path) -> None:
 
 
 def test_a_faulty_engine_and_a_hostile_source(tmp_path: Path) -> None:
-    case = Swapped(engine_case([(900, 12), (700, 3)])).run()
+    case = NibblesSwapped(engine_case([(900, 12), (700, 3)])).run()
     path = tmp_path / "c<b>.safetensors"
     write_case(dataclasses.replace(case, source="<script>alert(1)</script> & more"), path)
     out = tmp_path / "r.html"

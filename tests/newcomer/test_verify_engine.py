@@ -14,15 +14,11 @@ import pytest
 
 from indexer.case import Case, EngineRecord, write_case
 from tests.support.command import VERIFY_KEYS, call
-from tests.support.faulty_engine import Bytes, Engine, engine_case
+from tests.support.faulty_engine import Engine, engine_case
 from tests.support.judged import recorded, right_case, with_result
+from tests.support.planted.keys import NibblesSwapped
 
 LENGTHS = [(900, 12), (700, 3)]
-
-
-class Swapped(Engine):
-    def codes(self, page: Bytes) -> Bytes:
-        return super().codes((page >> 4 | page << 4).astype("u1"))
 
 
 @pytest.fixture
@@ -35,7 +31,7 @@ def right(tmp_path: Path) -> Path:
 @pytest.fixture
 def wrong(tmp_path: Path) -> Path:
     path = tmp_path / "wrong.safetensors"
-    write_case(Swapped(engine_case(LENGTHS)).run(), path)
+    write_case(NibblesSwapped(engine_case(LENGTHS)).run(), path)
     return path
 
 

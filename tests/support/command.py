@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
 from client.cli import app
 from indexer.case import read_case, write_case
-from tests.support.real_cases import CUT, ROOT
+from tests.support.process import python
+from tests.support.real_cases import CUT
 
 VERIFY_KEYS = [
     "case",
@@ -40,10 +39,7 @@ def call(*words: str | Path) -> Result:
 
 def spawn(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
-    command = [sys.executable, "-m", "client.cli", *map(str, words)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
+    return python("-m", "client.cli", *words, **environment)
 
 
 def wrong_expectation(folder: Path) -> Path:

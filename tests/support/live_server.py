@@ -9,16 +9,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
+from tests.support.real_cases import ROOT
+
 START_SECONDS = 120.0
 """Time to import torch and pass the self-test on a busy machine."""
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class LiveServer:
@@ -42,7 +43,7 @@ class LiveServer:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("NVFP4_INDEXER_")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", *module.split(), "--port", "0", *flags],
-            cwd=_ROOT,
+            cwd=ROOT,
             stderr=self._log,
             env={**inherited, **(environment or {})},
         )
@@ -105,3 +106,11 @@ class LiveServer:
                 break
             time.sleep(0.05)
         raise AssertionError(f"the server logged no {event!r} event: {self.log_text()[-2000:]}")
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until a condition holds; fail if it does not within so many seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,12 +13,12 @@ import torch
 from indexer import IndexerConfig, IndexScorer, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from kernel.contract import PAGE_BYTES
 from kernel.page import codes_of, scales_of
+from tests.support.real_cases import ROOT
 from tests.support.scorer_state import assert_consistent, oracle_pages, pages_of, state_of
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
-ROOT = Path(__file__).parents[2]
 LENGTHS = [1, 127, 128, 129, 300]
 
 

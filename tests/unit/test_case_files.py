@@ -20,9 +20,10 @@ from safetensors.torch import load
 from indexer.case import Case, decode_case, encode_case, read_case, write_case
 from indexer.case.codec import OPTIONAL_TENSORS, REQUIRED_TENSORS
 from kernel.errors import CaseFileError
+from tests.support.process import printed_by
 from tests.support.raw_case import paged_case, small_case
+from tests.support.real_cases import DATA, ROOT
 
-DATA = Path(__file__).resolve().parents[1] / "data"
 FIELDS = ("init_blocks", "local_blocks", "topk", "source")
 KEY_DTYPES = (ml_dtypes.bfloat16, np.float16, np.float32)
 QUERY_DTYPES = (*KEY_DTYPES, ml_dtypes.float8_e4m3fn)
@@ -97,7 +98,7 @@ def test_same_case_gives_the_same_bytes_in_every_process(tmp_path: Path) -> None
             [sys.executable, "-c", program],
             capture_output=True,
             check=True,
-            cwd=Path(__file__).parents[2],
+            cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": seed},
         )
         assert done.stdout == path.read_bytes()
@@ -191,7 +192,7 @@ def test_real_cases_are_read(name: str) -> None:
 
 def test_reading_needs_no_torch() -> None:
     program = "import sys, indexer.case; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    printed_by("-c", program)
 
 
 def test_num_blocks_follow_the_contract() -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 import indexer
 from kernel.backends import registry
-
-ROOT = Path(__file__).parents[2]
+from tests.support.process import printed_by
 
 
 @pytest.mark.parametrize("module", ["indexer", "indexer.case", "kernel.errors", "kernel.contract"])
 def test_reading_a_case_file_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+    printed_by("-c", code)
 
 
 def test_every_public_name_is_there() -> None:
@@ -54,4 +49,4 @@ assert not loaded, loaded
 assert "libamdhip64" not in maps and "libfly" not in maps
 assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    printed_by("-c", code)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from indexer.case import encode_case
 from indexer.made_cases import KINDS, Shape, make_case
 from indexer.oracle import run_oracle
 from kernel.errors import InvalidArgumentError
-from tests.support.real_cases import ROOT
+from tests.support.process import printed_by
 
 SMALL = Shape(context=2600, queries=5, heads=2, topk=4)
 
@@ -43,10 +41,9 @@ def test_a_large_case_takes_little_more_memory_than_its_numbers() -> None:
         "after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
         "print((after - before) * 1024 / case.index_k.size)"
     )
-    taken = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    assert float(taken) < 10, "bytes a value: 4 in fp32 and 2 in bf16, and what is made at a time"
+    assert float(printed_by("-c", program)) < 10, (
+        "bytes a value: 4 in fp32 and 2 in bf16, and what is made at a time"
+    )
 
 
 def test_bytes_do_not_depend_on_the_process_on_the_process_or_the_cores() -> None:
@@ -55,9 +52,7 @@ def test_bytes_do_not_depend_on_the_process_on_the_process_or_the_cores() -> Non
         "print(hashlib.sha256(encode_case(make_case('m3', Shape(900, 3, 4), 5))).hexdigest());"
         "import sys; print('torch' in sys.modules)"
     )
-    digest, torch = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    digest, torch = printed_by("-c", program).split()
     assert torch == "False"
     assert digest == hashlib.sha256(encode_case(make_case("m3", Shape(900, 3, 4), 5))).hexdigest()
 

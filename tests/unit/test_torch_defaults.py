@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,8 +17,9 @@ from indexer.selftest import selftest_case
 from indexer.verify import verify_case
 from kernel.backends.cpu import gemm, keys
 from tests.support.compare import assert_same_bits
+from tests.support.process import printed_by
+from tests.support.real_cases import ROOT
 
-ROOT = Path(__file__).parents[2]
 SELFTEST = selftest_case(num_heads=2)
 KEYS, QUERIES = as_tensor(SELFTEST.index_k)[:2500], as_tensor(SELFTEST.index_q)[:24]  # type: ignore[arg-type]
 OFFSETS, LENGTH = torch.tensor([0, 24], dtype=torch.int32), torch.tensor([2500], dtype=torch.int32)
@@ -175,10 +173,7 @@ def test_a_first_call_under_another_default_dtype_poisons_nothing() -> None:
         assert torch.equal(second.block_ids, right.block_ids)
         assert torch.equal(first.scores, second.scores)
     """
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert run.returncode == 0, run.stderr
+    printed_by("-c", code)
 
 
 FACTORIES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from kernel.backends import registry
-from tests.support.real_cases import ROOT
+from tests.support.process import printed_by
 
 BESIDE = Path(sys.prefix) / "triton"
 """Where the Makefile puts the Triton of requirements-triton.lock, and a numpy that its interpreter takes."""
@@ -29,16 +28,7 @@ def run_module(module: str, *words: str, **environment: str) -> str:
     if IS_BESIDE:
         paths = [str(BESIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = os.pathsep.join(paths)
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    return printed_by("-m", module, *words, **environment)
 
 
 def test_the_registry_says_why_it_cannot_run() -> None:

@@ -16,6 +16,7 @@ from indexer.selftest import run_selftest, selftest_case
 from indexer.verify import Verification, verify_case
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.registry import BACKEND_NAMES, status
+from tests.support.command import VERIFY_KEYS
 from tests.support.raw_case import paged_case, small_case
 from tests.support.real_cases import CODE, CUT
 
@@ -53,19 +54,7 @@ def test_selftest_and_pages_are_right(backend: str) -> None:
 
 def test_keys_are_those_of_json(case: Case) -> None:
     keys = [field.name for field in dataclasses.fields(Verification)]
-    assert keys == [
-        "case",
-        "backend",
-        "ok",
-        "rows",
-        "max_score_error",
-        "score_tolerance",
-        "topk_mismatches",
-        "seconds",
-        "unjudged_rows",
-        "not_finite",
-        "engine",
-    ]
+    assert keys == VERIFY_KEYS
     assert json.loads(json.dumps(WRONG_CELL_ERROR)) == WRONG_CELL_ERROR
 
 

@@ -31,8 +31,6 @@ after it."""
 OPERAND_BYTES = 16
 """Bytes of one LDS read or write of keys, a column of a key row."""
 COLUMNS = HEAD_DIM // OPERAND_BYTES
-LANE_TOKEN_DIMS = BLOCK_TOKENS * HEAD_DIM // THREADS
-"""Dims of one token that a lane dequantises."""
 LANE_CODE_BYTES = CODE_BYTES // THREADS
 LANE_SCALE_BYTES = BLOCK_TOKENS * GROUPS // THREADS
 

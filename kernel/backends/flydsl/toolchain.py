@@ -11,11 +11,11 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-from kernel.backends.flydsl import kernel_cache, linker
-from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
+from kernel.backends.flydsl import kernel_cache, kernel_names, linker
+from kernel.backends.flydsl.decode_layout import LAYOUTS
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.runtime import TARGET
-from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
+from kernel.backends.flydsl.topk_variants import VARIANTS
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
@@ -69,7 +69,7 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
     settings = {kernel_cache.ENABLE: "1"}
     if cache_dir is not None:
         settings[kernel_cache.FOLDER] = str(cache_dir)
-    return _compiled(None, None, settings)
+    return _compiled(None, kernel_names.every(), settings)
 
 
 def export_kernels(objects: Path, names: Iterable[str]) -> list[str]:
@@ -85,77 +85,22 @@ def export_kernels(objects: Path, names: Iterable[str]) -> list[str]:
     Raises:
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
-    return _compiled(objects, set(names), {})
+    return _compiled(objects, names, {})
 
 
-def _compiled(objects: Path | None, names: set[str] | None, settings: dict[str, str]) -> list[str]:
-    prepare()
-    from kernel.backends.flydsl import insert, kernel_names, score_decode, score_prefill, topk
-
-    kernels: list[tuple[str, Callable[[], str]]] = [
-        *(
-            (kernel_names.score_prefill(h), partial(score_prefill.compile_for, h, objects))
-            for h in SUPPORTED_HEADS
-        ),
-        *(
-            (kernel_names.score_decode(h, layout), partial(score_decode.compile_for, h, objects, layout))
-            for layout in LAYOUTS
-            for h in SUPPORTED_HEADS
-        ),
-        *((variant.name, partial(topk.compile_for, variant, objects)) for variant in VARIANTS),
-        *((kernel_names.insert(one), partial(insert.compile_for, one, objects)) for one in KeyType),
-    ]
-    with _environment({"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0"} | settings):
-        kernel_cache.prepare()
-        return [compile_kernel() for name, compile_kernel in kernels if names is None or name in names]
-
-
-def assembly(heads: int) -> tuple[str, str]:
-    """:func:`assembly_of` the prefill scorer for ``heads`` index heads."""
-    prepare()
-    from kernel.backends.flydsl import score_prefill
-
-    return assembly_of(lambda: score_prefill.compile_for(heads))
-
-
-def decode_assembly(heads: int, layout: Layout = "registers") -> tuple[str, str]:
-    """:func:`assembly_of` the decode scorer for ``heads`` index heads and a layout of pages on their way."""
-    prepare()
-    from kernel.backends.flydsl import score_decode
-
-    return assembly_of(lambda: score_decode.compile_for(heads, layout=layout))
-
-
-def topk_assembly(variant: Variant) -> tuple[str, str]:
-    """:func:`assembly_of` a top-k kernel."""
-    prepare()
-    from kernel.backends.flydsl import topk
-
-    return assembly_of(lambda: topk.compile_for(variant))
-
-
-def insert_assembly(key_type: KeyType) -> tuple[str, str]:
-    """:func:`assembly_of` the insert kernel for keys of a type."""
-    prepare()
-    from kernel.backends.flydsl import insert
-
-    return assembly_of(lambda: insert.compile_for(key_type))
-
-
-def assembly_of(compile_kernel: Callable[[], str]) -> tuple[str, str]:
+def assembly(name: str) -> str:
     """Compile a kernel afresh, past FlyDSL's cache.
 
     Args:
-        compile_kernel: compiles it with FlyDSL and returns its name.
+        name: of :func:`kernel.backends.flydsl.kernel_names.every`.
 
     Returns:
-        The kernel's name and the compiler's assembly text, which is the binary: assembled again it gives the
-        same bytes.
+        The compiler's assembly text, which is the binary: assembled again it gives the same bytes.
 
     Raises:
         DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
     """
-    prepare()
+    compile_kernel = _compilers()[name]
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "COMPILE_ONLY": "1",
@@ -164,13 +109,40 @@ def assembly_of(compile_kernel: Callable[[], str]) -> tuple[str, str]:
             "FLYDSL_DUMP_DIR": folder,
         }
         with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
-            name = compile_kernel()
+            compile_kernel()
         texts = list(Path(folder).rglob("*.s"))  # FlyDSL goes on without where it cannot write
         if len(texts) != 1:
             raise DeviceUnavailableError(
                 f"FlyDSL wrote no assembly of {name}", f"set TMPDIR to a folder with room, not {folder}"
             )
-        return name, texts[0].read_text()
+        return texts[0].read_text()
+
+
+def _compiled(objects: Path | None, names: Iterable[str], settings: dict[str, str]) -> list[str]:
+    kernels, wanted = _compilers(objects), set(names)
+    with _environment({"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0"} | settings):
+        kernel_cache.prepare()
+        return [compile_kernel() for name, compile_kernel in kernels.items() if name in wanted]
+
+
+def _compilers(objects: Path | None = None) -> dict[str, Callable[[], str]]:
+    """What compiles each kernel, by its name, which it returns."""
+    prepare()
+    from kernel.backends.flydsl import insert, score_decode, score_prefill, topk
+
+    return {
+        **{
+            kernel_names.score_prefill(h): partial(score_prefill.compile_for, h, objects)
+            for h in SUPPORTED_HEADS
+        },
+        **{
+            kernel_names.score_decode(h, layout): partial(score_decode.compile_for, h, objects, layout)
+            for layout in LAYOUTS
+            for h in SUPPORTED_HEADS
+        },
+        **{variant.name: partial(topk.compile_for, variant, objects) for variant in VARIANTS},
+        **{kernel_names.insert(one): partial(insert.compile_for, one, objects) for one in KeyType},
+    }
 
 
 @contextmanager

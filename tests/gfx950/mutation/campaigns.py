@@ -45,7 +45,7 @@ class _Target:
 def prefill(heads: int) -> Campaign[PrefillLaunch]:
     """The prefill scorer for ``heads`` index heads, compiled now, under all launches."""
     return Campaign(
-        _kernel(*toolchain.assembly(heads)),
+        _kernel(kernel_names.score_prefill(heads)),
         prefill_inputs.launches(heads),
         lambda launch, report, _: prefill_work.check_work(launch, report),
         prefill_equivalents.REVIEWED,
@@ -56,7 +56,7 @@ def prefill(heads: int) -> Campaign[PrefillLaunch]:
 @cache
 def _decode(heads: int, layout: Layout) -> Campaign[Any]:
     return Campaign(
-        _kernel(*toolchain.decode_assembly(heads, layout)),
+        _kernel(kernel_names.score_decode(heads, layout)),
         decode_inputs.launches(heads),
         lambda launch, report, _: decode_work.check_work(launch, report),
         decode_equivalents.reviewed_of(heads),
@@ -66,13 +66,13 @@ def _decode(heads: int, layout: Layout) -> Campaign[Any]:
 @cache
 def _topk(variant: Variant) -> Campaign[Any]:
     launches = list(row_inputs.topk_launches(variant))
-    return _of_rows(_kernel(*toolchain.topk_assembly(variant)), launches)
+    return _of_rows(_kernel(variant.name), launches)
 
 
 @cache
 def _insert(key_type: KeyType) -> Campaign[Any]:
     launches = list(row_inputs.insert_launches(key_type))
-    return _of_rows(_kernel(*toolchain.insert_assembly(key_type)), launches)
+    return _of_rows(_kernel(kernel_names.insert(key_type)), launches)
 
 
 def _of_rows(kernel: Kernel, launches: list[Launch]) -> Campaign[Any]:
@@ -87,8 +87,8 @@ def _check_same_work(launch: Launch, report: RunReport, executed: Executed) -> N
         raise WrongWorkError(f"{launch.name}: line {first.line} runs more or less often")
 
 
-def _kernel(name: str, assembly: str) -> Kernel:
-    return parse_program(assembly).kernels[name]
+def _kernel(name: str) -> Kernel:
+    return parse_program(toolchain.assembly(name)).kernels[name]
 
 
 _TARGETS = {

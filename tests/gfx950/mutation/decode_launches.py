@@ -1,8 +1,4 @@
-"""Single launches of the decode scorer's assembly, without FlyDSL's launcher: small, sharp and exact.
-
-Pages, rows of scores and maxima are regions of their own, far apart: 32-bit offsets and accesses of what no
-request has are faults.
-"""
+"""Single launches of the decode scorer's assembly, without FlyDSL's launcher: small, sharp and exact."""
 
 from __future__ import annotations
 
@@ -17,22 +13,24 @@ import torch
 from kernel.contract import BLOCK_TOKENS
 from kernel.gfx950 import SCHEDULES, Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.plan import MAXIMA_BLOCKS
-from tests.gfx950.mutation.launch import WrongScoresError
+from tests.gfx950.mutation.score_launch import (
+    HEAD_STRIDE,
+    PAGE_STRIDE,
+    POISON,
+    THREADS,
+    TOKEN_STRIDE,
+    WAVE_INSTRUCTIONS,
+    Float32Array,
+    check_cells,
+    register_operands,
+    register_pages,
+    register_rows,
+)
 from tests.gfx950.prefill import group_maxima
 from tests.support.call import Call
 from tests.support.compare import oracle_scores
 
 Int32Array = npt.NDArray[np.int32]
-Float32Array = npt.NDArray[np.float32]
-
-POISON = np.float32(np.nan)
-_THREADS = 256
-_PAGE_STRIDE = (5 << 30) + 48
-"""Bytes."""
-_TOKEN_STRIDE, _HEAD_STRIDE = (1 << 30) + 5, (1 << 40) + (1 << 31) + 3
-"""Cells."""
-_WAVE_INSTRUCTIONS = 60_000
-"""Far more than a wave of these launches runs between two barriers."""
 
 
 @dataclass(frozen=True)
@@ -111,26 +109,20 @@ class DecodeLaunch:
         table = call.block_table.numpy()
         table = np.concatenate([table, np.array(self.extra_table, np.int32).reshape(-1, table.shape[1])])
         memory = Memory()
-        arrays = {
+        operands = {
             "q": queries,
             "lut": self.lut,
             "table": table,
             **{f"requests {field}": column for field, column in enumerate(self.requests)},
         }
-        at = {
-            name: _register(memory, array, name, place) for place, (name, array) in enumerate(arrays.items())
-        }
-        at_scores = _register_rows(memory, scores, "scores", 32)
-        at_maxima = _register_rows(memory, maxima, "maxima", 64) if self.maxima else 0
-        at_pages = (0xA5 << 40) - 9216  # all 48 bits, and the second page behind a carry into the upper half
-        for page_id in self.needed_pages:
-            address = at_pages + page_id * _PAGE_STRIDE
-            page = call.pages[page_id].numpy()
-            memory.register_array(page, f"page {page_id}", writable=False, address=address)
-        strides = (_HEAD_STRIDE, _TOKEN_STRIDE)
+        at = register_operands(memory, operands)
+        at_scores = register_rows(memory, scores, "scores", 32)
+        at_maxima = register_rows(memory, maxima, "maxima", 64) if self.maxima else 0
+        at_pages = register_pages(memory, call, self.needed_pages)
+        strides = (HEAD_STRIDE, TOKEN_STRIDE)
         kernargs = struct.pack(
             "<15q10i",
-            at["q"], at_pages, _PAGE_STRIDE, at["lut"], at_scores, *strides, at_maxima, *strides, at["table"],
+            at["q"], at_pages, PAGE_STRIDE, at["lut"], at_scores, *strides, at_maxima, *strides, at["table"],
             *(at[f"requests {field}"] for field in range(4)),
             *table.shape, self.requests.shape[1], queries.shape[0], call.pages.shape[0], self.columns,
             self.columns if self.fill else 0, call.init_blocks, call.local_blocks, self.log_workgroups,
@@ -139,39 +131,14 @@ class DecodeLaunch:
             Program({kernel.name: kernel}),
             kernel.name,
             grid=(1 << self.log_workgroups, 1, 1),
-            block=(_THREADS, 1, 1),
+            block=(THREADS, 1, 1),
             kernargs=kernargs,
             memory=memory,
             schedule=self.schedule,
-            options=RunOptions(wave_instruction_limit=_WAVE_INSTRUCTIONS, trace=True),
+            options=RunOptions(wave_instruction_limit=WAVE_INSTRUCTIONS, trace=True),
         )
-        self._compare("scores", scores, self.expected[0])
+        own = slice(0, call.total_q)
+        check_cells(f"scores of {self.name}", scores[:, own], self.expected[0])
         if self.maxima:
-            self._compare("maxima", maxima, self.expected[1])
+            check_cells(f"maxima of {self.name}", maxima[:, own], self.expected[1])
         return report
-
-    def _compare(self, name: str, actual: Float32Array, expected: Float32Array) -> None:
-        own = slice(0, self.call.total_q)
-        wrong = actual[:, own].view(np.uint32) != expected[:, own].view(np.uint32)
-        if wrong.any():
-            cell = tuple(int(i) for i in np.argwhere(wrong)[0])
-            raise WrongScoresError(
-                f"{self.name}: {int(wrong.sum())} of {wrong.size} {name} are wrong, the first at {cell}: "
-                f"{actual[cell]} instead of {expected[cell]}"
-            )
-
-
-def _register(memory: Memory, array: npt.NDArray[np.generic], name: str, place: int) -> int:
-    """Device address of an array, across a multiple of 4 GiB: carries into the upper half matter."""
-    address = (place + 1 << 40) - array.nbytes // 2 // 16 * 16
-    return memory.register_array(array, name, writable=False, address=address).address
-
-
-def _register_rows(memory: Memory, array: Float32Array, name: str, place: int) -> int:
-    """Device address of the first row of ``[H, tokens, cells]``; each row is a region."""
-    start = (place << 40) - 4
-    for head, tokens in enumerate(array):
-        for token, row in enumerate(tokens):
-            address = start + 4 * (head * _HEAD_STRIDE + token * _TOKEN_STRIDE)
-            memory.register_array(row, f"{name} of head {head}, token {token}", address=address)
-    return start

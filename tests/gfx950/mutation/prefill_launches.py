@@ -17,20 +17,22 @@ import torch
 
 from kernel.gfx950 import Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WorkItem, pack_items, plan_prefill
-from tests.gfx950.mutation.launch import WrongScoresError
+from tests.gfx950.mutation.score_launch import (
+    HEAD_STRIDE,
+    PAGE_STRIDE,
+    POISON,
+    THREADS,
+    TOKEN_STRIDE,
+    WAVE_INSTRUCTIONS,
+    Float32Array,
+    check_cells,
+    register_operands,
+    register_pages,
+    register_rows,
+)
 from tests.support.call import Call
 from tests.support.compare import oracle_scores
 
-Float32Array = npt.NDArray[np.float32]
-
-POISON = np.float32(np.nan)
-_THREADS = 256
-_PAGE_STRIDE = (5 << 30) + 48
-"""Bytes: pages lie in regions of their own, and their offsets need 64 bits."""
-_TOKEN_STRIDE, _HEAD_STRIDE = (1 << 30) + 5, (1 << 40) + (1 << 31) + 3
-"""Cells: so do rows of scores, at any multiple of 4 bytes."""
-_WAVE_INSTRUCTIONS = 60_000
-"""Far more than a wave of these launches runs between two barriers."""
 _BARRIERS = 40
 """Twice as many as a workgroup of these launches passes."""
 
@@ -113,79 +115,32 @@ class PrefillLaunch:
             "table": call.block_table.numpy(),
             "work": np.frombuffer(pack_items(self.items), np.int32).copy(),
         }
-        at = {
-            name: _register(memory, array, name, place, writable=False)
-            for place, (name, array) in enumerate(operands.items())
-        }
-        at["scores"] = _register_rows(memory, scores, "scores", 32)
-        at["maxima"] = _register_rows(memory, maxima, "maxima", 64) if self.case.maxima else 0
-        at["pages"] = (
-            0xA5 << 40
-        ) - 9216  # all 48 bits, and the second page behind a carry into the upper half
-        for page_id, page in enumerate(call.pages.numpy()):
-            address = at["pages"] + page_id * _PAGE_STRIDE
-            memory.register_array(page, f"page {page_id}", writable=False, address=address)
+        at = register_operands(memory, operands)
+        at_scores = register_rows(memory, scores, "scores", 32)
+        at_maxima = register_rows(memory, maxima, "maxima", 64) if self.case.maxima else 0
+        at_pages = register_pages(memory, call, range(call.pages.shape[0]))
+        strides = (HEAD_STRIDE, TOKEN_STRIDE)
         kernargs = struct.pack(
             "<12q2i",
-            at["q"],
-            at["pages"],
-            _PAGE_STRIDE,
-            at["lut"],
-            at["scores"],
-            _HEAD_STRIDE,
-            _TOKEN_STRIDE,
-            at["maxima"],
-            _HEAD_STRIDE,
-            _TOKEN_STRIDE,
-            at["table"],
-            at["work"],
-            call.init_blocks,
-            call.local_blocks,
-        )
+            at["q"], at_pages, PAGE_STRIDE, at["lut"], at_scores, *strides, at_maxima, *strides, at["table"],
+            at["work"], call.init_blocks, call.local_blocks,
+        )  # fmt: skip
         report = run(
             Program({kernel.name: kernel}),
             kernel.name,
             grid=(len(self.items), 1, 1),
-            block=(_THREADS, 1, 1),
+            block=(THREADS, 1, 1),
             kernargs=kernargs,
             memory=memory,
             schedule=self.schedule,
-            options=RunOptions(wave_instruction_limit=_WAVE_INSTRUCTIONS, barrier_limit=_BARRIERS),
+            options=RunOptions(wave_instruction_limit=WAVE_INSTRUCTIONS, barrier_limit=_BARRIERS),
         )
-        _compare("scores", scores, expected_scores)
+        check_cells(f"scores of {self.name}", scores, expected_scores)
         if self.case.maxima:
-            _compare("maxima", maxima, expected_maxima)
+            check_cells(f"maxima of {self.name}", maxima, expected_maxima)
         return report
 
 
 def one_each(case: Case, schedules: Sequence[Schedule]) -> list[PrefillLaunch]:
     """A launch for each item of a case, under one schedule after the other."""
     return [PrefillLaunch(case, (item,), schedules[i % len(schedules)]) for i, item in enumerate(case.items)]
-
-
-def _register(
-    memory: Memory, array: npt.NDArray[np.generic], name: str, place: int, *, writable: bool = True
-) -> int:
-    """Device address of an array, across a multiple of 4 GiB: carries into the upper half matter."""
-    address = (place + 1 << 40) - array.nbytes // 2 // 16 * 16
-    return memory.register_array(array, name, writable=writable, address=address).address
-
-
-def _register_rows(memory: Memory, array: Float32Array, name: str, place: int) -> int:
-    """Device address of the first row of ``[H, tokens, cells]``; each row is a region."""
-    start = (place << 40) - 4
-    for head, tokens in enumerate(array):
-        for token, row in enumerate(tokens):
-            address = start + 4 * (head * _HEAD_STRIDE + token * _TOKEN_STRIDE)
-            memory.register_array(row, f"{name} of head {head}, token {token}", address=address)
-    return start
-
-
-def _compare(name: str, actual: Float32Array, expected: Float32Array) -> None:
-    wrong = actual.view(np.uint32) != expected.view(np.uint32)
-    if wrong.any():
-        cell = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise WrongScoresError(
-            f"{int(wrong.sum())} of {wrong.size} {name} are wrong, the first at {cell}: "
-            f"{actual[cell]} instead of {expected[cell]}"
-        )
