@@ -14,9 +14,9 @@ _TIE = -50
 
 
 def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells whose list is cut in each slice of ``64 * width`` but the first, which may be too short for that,
-    and again in the next ones."""
-    for at in range(1, slices):
+    """Cells whose list is cut in each slice of ``64 * width`` and again in the next ones: of a chunk's eight all
+    but the first, which is too short for that, and the first of the next chunk."""
+    for at in range(1, min(slices, 9)):
         for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
             yield _among_ties(random, best, slices, width, at, where)
         for slot in range(1, _slots(best, width)):
@@ -109,8 +109,8 @@ def _limit(best: int) -> int:
 
 
 def cut_scores(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """:func:`cut_cells` of a chunk of 2,048 columns and the first slice of the next."""
-    for at, x in enumerate(cut_cells(random, best, 9, 4)):
+    """:func:`cut_cells` of a chunk of 2,048 columns and two slices of the next."""
+    for at, x in enumerate(cut_cells(random, best, 10, 4)):
         yield Row(f"list that is cut, {at}", x)
 
 

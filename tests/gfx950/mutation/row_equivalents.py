@@ -83,6 +83,11 @@ REVIEWED = (
         r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
     ),
     Equivalent(
+        "all exchanges across bit 3 of the lane's number are turned: the same network, as below",
+        r"operands swapped: v_cndmask_b32_e32 v, v, v, vcc -> .*; v_or_b32_e32 v, 0x100, v; "
+        r"v_or_b32_e32 v, 0x200, v",
+    ),
+    Equivalent(
         "all exchanges across that bit of the lane's number are turned: the same network of lanes whose "
         "numbers "
         "differ in the bit, and the bound is taken of them all",
