@@ -14,7 +14,7 @@ _TIE = -50
 
 
 def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells whose list is cut in each slice of ``64 * width`` and again in the next ones: of a chunk's eight all
+    """Cells whose list is cut in each slice of ``64 * width`` and again in the next ones: of a chunk all
     but the first, which is too short for that, and the first of the next chunk."""
     for at in range(1, min(slices, 9)):
         for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):

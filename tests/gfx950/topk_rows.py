@@ -247,6 +247,14 @@ def tied_groups(random: np.random.Generator, best: int) -> Iterator[Float32Array
             yield x
 
 
+def zero_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
+    """Zeros of both signs are equal, and the lower ids of them fill what few better columns leave."""
+    for better in (0, 3, 7, 11):
+        x = np.copysign(np.zeros(length, np.float32), _normal(random, length))
+        x[random.permutation(length)[:better]] = 1
+        yield Row(f"{better} above zeros, {length} blocks", x)
+
+
 def late_rows(random: np.random.Generator) -> Iterator[Row]:
     """Short rows that pass whole, whose last columns are the best."""
     for num in (72, 80, 104, 128, 136, 152, 168, 192, 200, 216, 232, 256):
@@ -275,8 +283,12 @@ def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Ite
 
 def whole_chunks(random: np.random.Generator, chunk: int) -> Iterator[Row]:
     """Rows of as many columns as one or two trips of the kernel's loop read, and of one more or fewer."""
-    for num in (chunk - 1, chunk, chunk + 1, 2 * chunk):
+    for num in (chunk - 1, chunk, chunk + 1):
         yield Row(f"{num} blocks", _normal(random, num))
+    x = _normal(random, 2 * chunk) - 9
+    part = chunk // 8
+    x[np.arange(16) * part + random.integers(0, part, 16)] = random.permutation(16)
+    yield Row(f"{2 * chunk} blocks, the best in each eighth of a chunk", x)
 
 
 def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:

@@ -75,6 +75,18 @@ REVIEWED = (
         r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; v_add_u32_e32 v, v, v",
     ),
     Equivalent(
+        "padding is below every candidate whatever its lower half is",
+        r"constant shifted: v_mov_b32_e32 v, 0 -> v_mov_b32_e32 v, 1; v_bfrev_b32_e32 v, 64",
+    ),
+    Equivalent(
+        "no column has so low a key: that of -inf is 0x807fffff",
+        r"constant shifted: s_max_i32 s, s, 0x80000001 -> s_max_i32 s, s, 0x80000002",
+    ),
+    Equivalent(
+        "of no lane something is read and not taken",
+        r"s_ff1_i32_b64 s, vcc; deleted: s_min_u32 s, s, 64 -> s_nop 0; v_readlane_b32 s, v, s; s_cmp_lg_u64",
+    ),
+    Equivalent(
         "rows change places two by two, and what comes of it is mirrored: bitonic as well, and sorted next",
         r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
     ),
@@ -84,8 +96,8 @@ REVIEWED = (
     ),
     Equivalent(
         "all exchanges across bit 3 of the lane's number are turned: the same network, as below",
-        r"operands swapped: v_cndmask_b32_e32 v, v, v, vcc -> .*; v_or_b32_e32 v, 0x100, v; "
-        r"v_or_b32_e32 v, 0x200, v",
+        r"operands swapped: v_cndmask_b32_e32 v, v, v, vcc -> .*; v_or_b32_e32 v, 0x[15]00, v; "
+        r"v_or_b32_e32 v, 0x[26]00, v",
     ),
     Equivalent(
         "all exchanges across that bit of the lane's number are turned: the same network of lanes whose "

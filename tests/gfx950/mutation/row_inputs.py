@@ -30,6 +30,7 @@ from tests.gfx950.topk_rows import (
     spread_rows,
     tied_rows,
     whole_chunks,
+    zero_rows,
 )
 
 _PART = 16
@@ -56,6 +57,7 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
         (tied_rows(random, 256), variant.best),
         (heavy_rows(random, min(variant.best, 32), 2200 if not grouped else 256), variant.best),
         (islice(tied_rows(random, 1024), 6), variant.best),
+        *((zero_rows(random, num), variant.best) for num in (250, 660)),
         (short_rows(random), variant.best - 1),
         (counted_rows(random, variant.best), variant.best),
         (rows_of_groups(random, min(length, 1000), variant.best), variant.best),
@@ -74,7 +76,9 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     lengths = (99, 61, 60, 60, -1)
     yield TopkLaunch("clamped", variant, [[*[row] * 4, none]], 3, columns=60, lengths=lengths)
     heads = [[Row("random", random.standard_normal(290).astype(np.float32)) for _ in range(3)] for _ in "ab"]
+    few = list(islice(short_rows(random), _PART))
     for ascending in (False, True):
+        yield TopkLaunch("short", variant, [few], variant.best - 1, ascending)
         yield TopkLaunch("heads", variant, heads, 5, ascending)
 
 
