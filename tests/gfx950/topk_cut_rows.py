@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,25 @@ def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -
     """Cells whose list is cut in each slice of ``64 * width`` and again in the next ones: of a chunk all
     but the first, which is too short for that, and the first of the next chunk."""
     for at in range(1, min(slices, 9)):
-        for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
-            yield _among_ties(random, best, slices, width, at, where)
-        for slot in range(1, _slots(best, width)):
-            yield _many_better(random, best, slices, width, at, slot)
-        for _ in range(2):
-            yield _just_too_long(random, best, slices, width, at)
+        yield from _cut_in(random, best, slices, width, at, range(1, _limit(best) // 64 + width))
+
+
+def cut_short(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Rows of one slice, whose lists are cut at the end."""
+    for at, x in enumerate(_cut_in(random, best, 1, 4, 0, range(1, 4))):
+        yield Row(f"list that is cut at the end, {at}", x)
+
+
+def _cut_in(
+    random: np.random.Generator, best: int, slices: int, width: int, at: int, slots: Iterable[int]
+) -> Iterator[Float32Array]:
+    """Cells whose list is cut behind slice ``at``, of so many times 64 candidates."""
+    for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
+        yield _among_ties(random, best, slices, width, at, where)
+    for slot in slots:
+        yield _many_better(random, best, slices, width, at, slot)
+    for _ in range(2):
+        yield _just_too_long(random, best, slices, width, at)
 
 
 def _among_ties(
@@ -54,8 +67,9 @@ def _among_ties(
 def _many_better(
     random: np.random.Generator, best: int, slices: int, width: int, at: int, slot: int
 ) -> Float32Array:
-    """More than ``best`` better cells up to a slice of ties; the first that is left out is among the list's
-    64 from ``64 slot`` on. Behind the slice are cells as good as the last of the best, and must not pass."""
+    """More than ``best`` better cells up to a slice of ties; the best and the first that is left out are
+    among the list's 64 from ``64 slot`` on. Behind the slice are cells as good as the last of the best, which
+    must not pass, and some that are the next number above it, and must."""
     covered = 64 * width
     x = np.full(slices * covered, -1e6, np.float32)
     before = int(random.integers(2, _limit(best) - 9 - (best + 8)))
@@ -65,14 +79,14 @@ def _many_better(
     better = random.permutation(early)[: best + 8]
     x[better] = _TIE
     places = (x[: at * covered] == _TIE).sum() + early % width * 64 + early // width % 64
-    fitting = early[(early >= at * covered) & (places // 64 == slot)]
-    if fitting.size:
-        better = np.unique([*better, random.choice(fitting)])
-    x[better] = 10 + random.permutation(better.size)
-    if fitting.size and better.size > best:
-        left_out, chosen = np.argsort(-x)[best], random.choice(fitting[np.isin(fitting, better)])
-        x[[left_out, chosen]] = x[[chosen, left_out]]
-    x[of_lanes[early.size :]] = np.sort(x)[-best]
+    fitting = random.permutation(early[(early >= at * covered) & (places // 64 == slot)])[:2]
+    others = random.permutation(np.setdiff1d(better, fitting))
+    order = [*fitting[:1], *others[: best - 1], *fitting[1:], *others[best - 1 :]]
+    x[order] = 10 + np.arange(len(order))[::-1]
+    last = x[order[best - 1]]
+    later = of_lanes[early.size :]
+    x[later] = last
+    x[random.permutation(later)[:2]] = np.nextafter(last, np.float32(np.inf))
     return x
 
 
@@ -96,11 +110,6 @@ def _cells_of_lanes(
     """All cells of so many lanes, in order."""
     chosen = random.choice(64, lanes, replace=False)
     return np.flatnonzero(np.isin(np.arange(64 * width * slices) // width % 64, chosen))
-
-
-def _slots(best: int, width: int) -> int:
-    """How many times 64 candidates a list may hold that a slice has been added to."""
-    return _limit(best) // 64 + width
 
 
 def _limit(best: int) -> int:

@@ -14,7 +14,7 @@ from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.key_groups import hard_keys
 from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.test_insert import launch_of
-from tests.gfx950.topk_cut_rows import cut_columns, cut_groups, cut_scores
+from tests.gfx950.topk_cut_rows import cut_columns, cut_groups, cut_scores, cut_short
 from tests.gfx950.topk_launch import TopkLaunch
 from tests.gfx950.topk_rows import (
     Row,
@@ -86,6 +86,7 @@ def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[I
     """Rows whose lists have any length, and are cut in each place of the code that cuts one."""
     slices = None if variant.most_groups is None else (variant.most_groups or 512) // 64
     yield fine_rows(random, variant.best, slices), variant.best
+    yield cut_short(random, variant.best), variant.best
     if not variant.most_groups:
         yield whole_chunks(random, 2048 if variant.most_groups is None else 16 * 512), variant.best
     if variant.most_groups is None:
