@@ -72,7 +72,8 @@ def _many_better(
     must not pass, and some that are the next number above it, and must."""
     covered = 64 * width
     x = np.full(slices * covered, -1e6, np.float32)
-    before = int(random.integers(2, _limit(best) - 9 - (best + 8)))
+    most = _limit(best) - 9 - (best + 8)
+    before = int(random.integers(2, most)) if slot < width else most
     x[[*random.permutation(at * covered)[:before], *range(at * covered, (at + 1) * covered)]] = _TIE
     of_lanes = _cells_of_lanes(random, best - 1, slices, width)
     early = of_lanes[of_lanes < (at + 1) * covered]
