@@ -25,6 +25,9 @@ _FIRST_TAG = 0x4E56_0000
 _MAX_SECONDS = 86400
 _POLL_SECONDS = 2e-5
 _LOST_REMEDY = "start the ranks again and make the scorer anew"
+_NCCL_REMEDY = (
+    "give each rank a GPU of its own, read what NCCL logs with NCCL_DEBUG=INFO, and start the ranks again"
+)
 
 _num_made: Counter[str] = Counter()
 """Rank groups of this process by the name of their process group: ranks make them in one order."""
@@ -157,23 +160,23 @@ class RankGroup:
         try:
             dist.all_gather_into_tensor(gathered, payload, group=self._group)
         except RuntimeError as error:
-            self._give_up_on_device(f"NCCL failed ({error})")
+            self._give_up_on_device(f"NCCL failed ({error})", _NCCL_REMEDY)
         done.record(stream)
         own.synchronize()  # the payload is computed by now: only then does the deadline begin
         end = time.monotonic() + self._deadline.total_seconds()
         while not done.query():
             if time.monotonic() > end:
-                self._give_up_on_device(_late(self._deadline))
+                self._give_up_on_device(_late(self._deadline), _LOST_REMEDY)
             time.sleep(_POLL_SECONDS)
 
-    def _give_up_on_device(self, reason: str) -> NoReturn:
+    def _give_up_on_device(self, reason: str, remedy: str) -> NoReturn:
         # A collective that waits for a rank that ended would keep the stream, and what is queued, for ever.
         with suppress(RuntimeError):
             self._group._get_backend(torch.device("cuda")).abort()
         # Names those that ended.
         probe = torch.zeros((self.size, 1), dtype=torch.uint8, device="cpu")
         self._gather_on_host(probe[self.rank].clone(), probe)
-        self.lost = RankLostError((), reason, _LOST_REMEDY)
+        self.lost = RankLostError((), reason, remedy)
         raise copy(self.lost)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 
 from indexer import IndexerConfig
@@ -190,6 +192,30 @@ def test_a_rank_killed_within_a_call(pair: RankPool, moment: str) -> None:
         assert seconds < DEADLINE_SECONDS
 
 
+def make_with_timeout(rank: Rank, name: str, seconds: float) -> None:
+    """Make a scorer on a group whose messages NCCL's own watchdog gives up after a while, and the process."""
+    group = dist.new_group([0, 1], backend=BACKEND, timeout=timedelta(seconds=seconds))
+    assert isinstance(group, dist.ProcessGroup)
+    rank.groups[2] = group
+    rank_calls.make(rank, name, SMALL, 2, 1)
+
+
+@pytest.mark.timeout(200)
+def test_a_process_outlives_the_rank_that_it_lost(pair: RankPool) -> None:
+    """A sidecar has to answer that it is not ready, long after the message that was never answered."""
+    pair.run(make_with_timeout, "short", 2 * DEADLINE_SECONDS, ranks=range(2))
+    fill(pair, range(2), "short")
+    pair.run(hasten, "short", ranks=range(2))
+    pair.run(end_in, "short", 1, "exchanging", ranks=range(2))
+    pair.start(attempt, "short", "score", (query(), [0]), ranks=range(2))
+    (error, _), lost = pair.finish(range(2))
+    assert lost is None
+    assert isinstance(error, RankLostError)
+    time.sleep(3 * DEADLINE_SECONDS)
+    assert pair.run(rank_state, "short", ranks=[0]) != [None]
+    assert pair.processes[0].is_alive()
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("moment", ["before", "exchanging"])
 def test_a_rank_that_hangs_is_named_when_the_deadline_is_over(pair: RankPool, moment: str) -> None:
@@ -249,6 +275,7 @@ def test_two_ranks_on_one_gpu() -> None:
         for error in pool.run(attempt_to_make, config, 2, options, ranks=range(2)):
             assert isinstance(error, RankLostError)
             assert "NCCL failed" in str(error)
+            assert "give each rank a GPU of its own" in str(error)
 
 
 DISAGREEMENTS: dict[str, tuple[str, Callable[[], PerRank]]] = {

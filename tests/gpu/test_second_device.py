@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -18,10 +20,18 @@ from kernel.backends.base import Precision
 from kernel.errors import InvalidArgumentError
 from tests.distributed.test_same_bytes import OPTIONS, values
 from tests.gpu.test_decode_graph import STEPS, Buffers
+from tests.http.test_ranks import pids, until
 from tests.support import rank_calls
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
-from tests.support.http_calls import binary, make_sequence, normals, random_case, sequences_body
+from tests.support.http_calls import (
+    assert_problem,
+    binary,
+    make_sequence,
+    normals,
+    random_case,
+    sequences_body,
+)
 from tests.support.live_server import LiveServer
 from tests.support.rank_calls import Step
 from tests.support.run import inserted, scores_of, selection_of, topk_of
@@ -126,8 +136,10 @@ def test_a_scorer_and_its_cases(place: Place, precision: Precision) -> None:
     assert_same_bits(scored.block_ids, expected.block_ids)
 
 
-def test_a_captured_decode_step(place: Place, precision: Precision) -> None:
-    """Also the first graph of a process may have been captured on another GPU."""
+def test_a_captured_decode_step(place: Place, precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the first graph of the process was captured on the other GPU, where torch's own stream for
+    captures then lies."""
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
     number, first = torch.zeros(1, device=place.other), torch.cuda.CUDAGraph()
     with torch.cuda.graph(first):
         number.add_(1)
@@ -206,4 +218,10 @@ def test_a_sidecar_gives_the_bytes_of_one_scorer(flags: str) -> None:
                         assert found.scores is not None
                         assert found.scores.tobytes() == want.scores.cpu().numpy().tobytes()
             assert client.delete(f"/v1/sequences/{there}").status_code == 204
+            for pid in pids(live).values():
+                os.kill(pid, signal.SIGKILL)
+                until(lambda: client.get("/readyz").status_code == 503)
+                assert assert_problem(client.get("/readyz"), 503, "rank-lost")["ranks"] == [1]
+                assert_problem(client.post("/v1/sequences"), 503, "rank-lost")
+                assert client.get("/healthz").status_code == 200
         assert live.stop() == 0
