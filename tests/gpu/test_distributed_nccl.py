@@ -81,7 +81,7 @@ def test_cases_of_real_activations(worlds: Worlds, path: Path) -> None:
     worlds.check(script_of(read_case(path)))
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(scripts(most_tokens=9000, most_queries=400))
 def test_ragged_batches(worlds: Worlds, script: list[Step]) -> None:
     worlds.check(script)
