@@ -38,7 +38,8 @@ class RankGroup:
 
     Args:
         group: the default group when None. It needs Gloo for tensors on the host; tensors on a GPU go over
-            NCCL (RCCL on AMD) if it has that for them, else through the host.
+            NCCL (RCCL on AMD) if it has that for them, else through the host. A loss there aborts NCCL's part
+            of it.
         deadline_seconds: time that ranks get to answer, from when this one asks.
 
     Attributes:
