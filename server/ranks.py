@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
@@ -176,6 +177,7 @@ class Followers:
             if process.is_alive():
                 process.kill()
                 process.join()
+        _leave()
         self._folder.cleanup()
 
     def _watch(self) -> None:
@@ -211,14 +213,15 @@ def follow(
         try:
             method, arguments, options = pipe.recv()
         except (EOFError, ConnectionResetError):
-            return
+            break
         try:
             getattr(scorer, method)(*(_unpacked(value, scorer.device) for value in arguments), **options)
         except RankLostError:
-            return
+            break
         except (IndexerError, MemoryError, RuntimeError):
             # All ranks have heard of it, and rank 0 answers for all.
             continue
+    _leave()
 
 
 def rank_config(config: IndexerConfig, rank: int, ranks: int) -> IndexerConfig:
@@ -260,6 +263,17 @@ def _join(rank: int, ranks: int, store: str) -> None:
     except RuntimeError as error:
         reason = f"not all ranks started within {_START_SECONDS:g} s ({str(error)[:200]})"
         raise RankLostError((), reason, _LOST_REMEDY) from error
+
+
+def _leave() -> None:
+    """End what NCCL keeps for the default group, whether the other ranks are still there or not.
+
+    One of its threads looks into the store, and would wait there for a file that is gone while the process is
+    to end.
+    """
+    if dist.is_initialized() and dist.group.WORLD is not None and torch.cuda.is_available():
+        with suppress(RuntimeError):
+            dist.group.WORLD._get_backend(torch.device("cuda")).abort()
 
 
 def _packed(value: object) -> object:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from contextlib import suppress
 from copy import copy
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,9 @@ _FIRST_TAG = 0x4E56_0000
 _MAX_SECONDS = 86400
 _POLL_SECONDS = 2e-5
 _LOST_REMEDY = "start the ranks again and make the scorer anew"
+_NCCL_REMEDY = (
+    "give each rank a GPU of its own, read what NCCL logs with NCCL_DEBUG=INFO, and start the ranks again"
+)
 
 _num_made: Counter[str] = Counter()
 """Rank groups of this process by the name of their process group: ranks make them in one order."""
@@ -34,7 +38,8 @@ class RankGroup:
 
     Args:
         group: the default group when None. It needs Gloo for tensors on the host; tensors on a GPU go over
-            NCCL (RCCL on AMD) if it has that for them, else through the host.
+            NCCL (RCCL on AMD) if it has that for them, else through the host. A loss there aborts NCCL's part
+            of it.
         deadline_seconds: time that ranks get to answer, from when this one asks.
 
     Attributes:
@@ -63,9 +68,10 @@ class RankGroup:
                 f"must be a number above 0 and below {_MAX_SECONDS}",
                 "pass seconds, 30.0 say",
             )
-        self._group = dist.group.WORLD if group is None else group
-        if self._group is None:
+        found = dist.group.WORLD if group is None else group
+        if found is None:
             raise AssertionError("torch.distributed is initialised")
+        self._group: dist.ProcessGroup = found
         backends = dist.get_backend_config(self._group)
         if "cpu:gloo" not in backends:
             raise InvalidArgumentError(
@@ -84,6 +90,19 @@ class RankGroup:
         self.lost: RankLostError | None = None
         self._tag = _FIRST_TAG + _num_made[self._group.group_name]
         _num_made[self._group.group_name] += 1
+
+    def connect(self, device: torch.device) -> None:
+        """Connect the ranks' GPUs, which NCCL does at the first message between them, and with no deadline.
+
+        Args:
+            device: where this rank's later messages lie; those on the host need no more than the group.
+
+        Raises:
+            RankLostError: NCCL cannot connect them, or a rank ended.
+        """
+        if device.type == "cuda" and self._over_nccl and self.size > 1:
+            own = torch.zeros(1, dtype=torch.uint8, device=device)
+            self._gather_on_device(own, own.repeat(self.size))
 
     def gather(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
         """Send a payload to every other rank, and write what every rank sends.
@@ -135,19 +154,31 @@ class RankGroup:
             raise copy(self.lost)
 
     def _gather_on_device(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
-        dist.all_gather_into_tensor(gathered, payload, group=self._group)
+        stream = torch.cuda.current_stream(payload.device)
+        own: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record(torch.cuda.current_stream(payload.device))
+        own.record(stream)
+        try:
+            dist.all_gather_into_tensor(gathered, payload, group=self._group)
+        except RuntimeError as error:
+            self._give_up_on_device(f"NCCL failed ({error})", _NCCL_REMEDY)
+        done.record(stream)
+        own.synchronize()  # the payload is computed by now: only then does the deadline begin
         end = time.monotonic() + self._deadline.total_seconds()
-        # A collective that waits for a rank that ended would keep the stream for ever.
         while not done.query():
             if time.monotonic() > end:
-                # Names those that ended.
-                probe = torch.zeros((self.size, 1), dtype=torch.uint8, device="cpu")
-                self._gather_on_host(probe[self.rank].clone(), probe)
-                self.lost = RankLostError((), _late(self._deadline), _LOST_REMEDY)
-                raise copy(self.lost)
+                self._give_up_on_device(_late(self._deadline), _LOST_REMEDY)
             time.sleep(_POLL_SECONDS)
+
+    def _give_up_on_device(self, reason: str, remedy: str) -> NoReturn:
+        # A collective that waits for a rank that ended would keep the stream, and what is queued, for ever.
+        with suppress(RuntimeError):
+            self._group._get_backend(torch.device("cuda")).abort()
+        # Names those that ended.
+        probe = torch.zeros((self.size, 1), dtype=torch.uint8, device="cpu")
+        self._gather_on_host(probe[self.rank].clone(), probe)
+        self.lost = RankLostError((), reason, remedy)
+        raise copy(self.lost)
 
 
 def _lost(failures: dict[int, str], deadline: timedelta) -> RankLostError:

@@ -100,6 +100,7 @@ class DistributedIndexScorer(IndexScorer):
             self._division = Division.of(self._ranks.rank, self._ranks.size, heads, head_groups)
             self._share = ShareScorer(self._backend, self.pages, self._lut)
             facts["backend"] = self.backend  # "auto" may be another one on each rank
+        self._ranks.connect(self.device)
 
     @property
     def context_ranks(self) -> int:

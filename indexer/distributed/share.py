@@ -17,15 +17,18 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from indexer.distributed.held_columns import RowColumns, force, keep_held
 from indexer.distributed.stripe import Stripe
 from indexer.pipeline import score_requests
 from indexer.score_call import ScoreCall
 from kernel.backends.base import Backend
-from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
+from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
 
@@ -33,6 +36,10 @@ CHUNK_TOKENS = 1024
 """Query tokens of a chunk. The at most nine blocks it lies in are scored by every rank."""
 PIECE_CELLS = 1 << 26
 """Score cells of a piece: 256 MiB."""
+_NUM_BLOCKS, _NUM_HELD, _INIT_END, _LOCAL_START = (
+    [field.name for field in fields(RowColumns)].index(name)
+    for name in ("num_blocks", "num_held", "init_end", "local_start")
+)
 
 
 @dataclass(frozen=True)
@@ -94,12 +101,10 @@ class _Chunk:
         """Blocks of the virtual request; without any block held there is none, but a column of -inf."""
         return self.whole + self.end_block - self.first_block if self.num_held else 1
 
-    def held_columns(self) -> torch.Tensor:
-        """Columns of the blocks held from ``first_block`` on."""
-        stripe = self.held.stripe
-        first = self.whole + stripe.block(self.whole) - self.first_block
-        columns = torch.arange(self.num_held - self.whole, dtype=torch.int64, device="cpu")
-        return columns * stripe.step + first
+    @property
+    def first_held(self) -> int:
+        """Column of the first block held from ``first_block`` on, if there is one; the next is a step on."""
+        return self.whole + self.held.stripe.block(self.whole) - self.first_block
 
     def virtual_request(self, table_row: int, query_start: int) -> Request:
         """The request that a backend is given."""
@@ -135,13 +140,13 @@ class ShareScorer:
             InvalidArgumentError: the backend needs more memory than there is.
         """
         run: list[_Chunk] = []
+        tokens = columns = 0
         for chunk in _chunks(requests):
-            together = [*run, chunk]
-            tokens = sum(other.query_len for other in together)
-            if run and q.shape[1] * tokens * max(other.columns for other in together) > PIECE_CELLS:
+            tokens, columns = tokens + chunk.query_len, max(columns, chunk.columns)
+            if run and q.shape[1] * tokens * columns > PIECE_CELLS:
                 yield self._piece(q, run, call)
-                together = [chunk]
-            run = together
+                run, tokens, columns = [], chunk.query_len, chunk.columns
+            run.append(chunk)
         if run:
             yield self._piece(q, run, call)
 
@@ -169,6 +174,7 @@ class ShareScorer:
                     local_blocks=0,
                 )
                 score_requests(self._backend, batch, scores)
+            rows = self._finish(scores, chunks, call)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise InvalidArgumentError(
                 "q.shape[0]",
@@ -176,21 +182,28 @@ class ShareScorer:
                 f"backend {self._backend.name} needs more memory for them than there is",
                 "score fewer queries at a time",
             ) from error
-        phases = torch.empty(tokens.stop - start, dtype=torch.int64, device="cpu")
-        num_blocks = torch.empty_like(phases)
-        for chunk in chunks:
-            first = chunk.query_start - start
-            rows = slice(first, first + chunk.query_len)
-            positions = torch.arange(chunk.query_len, dtype=torch.int64, device="cpu") + chunk.first_position
-            phases[rows] = chunk.held.stripe.phase
-            num_blocks[rows] = positions // BLOCK_TOKENS + 1
-            cells = scores[:, rows]
-            if not chunk.num_held:
-                cells.fill_(-torch.inf)
-                continue
-            _keep_held(cells, chunk)
-            _force(cells, chunk, num_blocks[rows].to(device), call.init_blocks, call.local_blocks)
-        return SharePiece(tokens, scores, phases.to(device), num_blocks.to(device))
+        return SharePiece(tokens, scores, rows.phases, rows.num_blocks)
+
+    def _finish(self, scores: torch.Tensor, chunks: list[_Chunk], call: ScoreCall) -> RowColumns:
+        """Make virtual requests' scores those of the blocks held, and force blocks."""
+        step = chunks[0].held.stripe.step
+        # One copy to the device for all rows: a call of many short requests has a chunk for each.
+        facts = _facts(chunks, call)
+        rows = RowColumns.uploaded(facts, scores.device)
+        unseen = np.flatnonzero(facts[_NUM_HELD] == 0)
+        if unseen.size:
+            scores.index_fill_(1, torch.from_numpy(unseen).to(scores.device), -torch.inf)
+        if any(chunk.columns != chunk.num_held for chunk in chunks):
+            keep_held(scores, rows, step, max(chunk.columns - chunk.whole for chunk in chunks))
+        force(
+            scores,
+            rows,
+            step,
+            init_columns=int(facts[_INIT_END].max()),
+            local_columns=int((facts[_NUM_HELD] - facts[_LOCAL_START]).max()) if call.local_blocks else 0,
+            local_blocks=call.local_blocks,
+        )
+        return rows
 
 
 def _chunks(requests: Sequence[HeldRequest]) -> Iterator[_Chunk]:
@@ -205,38 +218,34 @@ def _chunks(requests: Sequence[HeldRequest]) -> Iterator[_Chunk]:
 
 def _block_table(chunks: list[_Chunk], columns: int) -> torch.Tensor:
     """``[chunks, columns]`` int32; page 0 stands for a block that is not held."""
-    table = torch.zeros((len(chunks), columns), dtype=torch.int32, device="cpu")
+    table = np.zeros((len(chunks), columns), dtype=np.int32)
     for row, chunk in zip(table, chunks):
-        pages = torch.frombuffer(chunk.held.pages, dtype=torch.int32)
-        row[: chunk.whole] = pages[: chunk.whole]
-        row[chunk.held_columns()] = pages[chunk.whole : chunk.num_held]
-    return table
+        pages = np.frombuffer(chunk.held.pages, dtype=np.int32)
+        whole, num_held = chunk.whole, chunk.num_held
+        row[:whole] = pages[:whole]
+        row[chunk.first_held : chunk.columns : chunk.held.stripe.step] = pages[whole:num_held]
+    return torch.from_numpy(table)
 
 
-def _keep_held(cells: torch.Tensor, chunk: _Chunk) -> None:
-    """Move the columns ``[H, tokens, columns]`` of blocks held together; those past them become -inf."""
-    if chunk.columns == chunk.num_held:
-        return
-    columns = chunk.held_columns().to(cells.device)
-    cells[..., chunk.whole : chunk.num_held] = cells.index_select(2, columns)
-    cells[..., chunk.num_held : chunk.columns] = -torch.inf
-
-
-def _force(
-    cells: torch.Tensor, chunk: _Chunk, num_blocks: torch.Tensor, init_blocks: int, local_blocks: int
-) -> None:
-    """Write the sentinels into ``[H, tokens, columns]``; the local value wins over the init value."""
-    stripe, nb = chunk.held.stripe, num_blocks[:, None]
-    end = min(stripe.count(init_blocks), chunk.num_held)
-    if end:
-        blocks = _blocks(stripe, 0, end, cells.device)
-        cells[..., :end].masked_fill_(blocks < nb, INIT_SCORE)
-    first = stripe.count(max(chunk.first_block + 1 - local_blocks, 0))
-    if first < chunk.num_held:
-        blocks = _blocks(stripe, first, chunk.num_held, cells.device)
-        forced = (blocks < nb) & (blocks >= nb - local_blocks)
-        cells[..., first : chunk.num_held].masked_fill_(forced, LOCAL_SCORE)
-
-
-def _blocks(stripe: Stripe, first: int, end: int, device: torch.device) -> torch.Tensor:
-    return torch.arange(first, end, dtype=torch.int64, device=device) * stripe.step + stripe.phase
+def _facts(chunks: list[_Chunk], call: ScoreCall) -> NDArray[np.int64]:
+    """The fields of :class:`RowColumns` for every row of the chunks, ``[fields, tokens]``."""
+    by_chunk = np.array(
+        [
+            (
+                chunk.held.stripe.phase,
+                chunk.first_position,
+                chunk.whole,
+                chunk.first_held,
+                chunk.num_held,
+                min(chunk.held.stripe.count(call.init_blocks), chunk.num_held),
+                chunk.held.stripe.count(max(chunk.first_block + 1 - call.local_blocks, 0)),
+            )
+            for chunk in chunks
+        ],
+        dtype=np.int64,
+    )
+    query_lens = [chunk.query_len for chunk in chunks]
+    facts = np.repeat(by_chunk.T, query_lens, axis=1)
+    within = np.concatenate([np.arange(query_len) for query_len in query_lens])
+    facts[_NUM_BLOCKS] = (facts[_NUM_BLOCKS] + within) // BLOCK_TOKENS + 1
+    return facts

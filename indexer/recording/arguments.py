@@ -113,14 +113,19 @@ def check_tokens(total_q: int, **tensors: tuple[torch.Tensor | None, int]) -> No
 
 def check_not_in_a_graph(tensors: Iterable[object]) -> None:
     """Refuse a call whose stream records a CUDA or HIP graph: copying to the host would break the graph."""
-    on_gpu = any(isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda" for tensor in tensors)
-    if on_gpu and torch.cuda.is_current_stream_capturing():
-        raise InvalidArgumentError(
-            "stream",
-            "is recording a graph",
-            "a copy to the host would break it",
-            "capture a call that runs eagerly",
-        )
+    on_gpu = [
+        tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda"
+    ]
+    for device in {tensor.device for tensor in on_gpu}:
+        with torch.cuda.device(device):  # each has a current stream of its own
+            capturing = torch.cuda.is_current_stream_capturing()
+        if capturing:
+            raise InvalidArgumentError(
+                "stream",
+                "is recording a graph",
+                "a copy to the host would break it",
+                "capture a call that runs eagerly",
+            )
 
 
 def host_integers(name: str, value: object, dims: int) -> Array:

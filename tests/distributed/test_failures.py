@@ -36,9 +36,11 @@ CONFIG = IndexerConfig(4, 8, topk_blocks=3, local_blocks=0, backend="cpu")
 
 def attempt(rank: Rank, name: str, method: str, arguments: tuple[Any, ...]) -> tuple[Exception | None, float]:
     """What a call raises, and the seconds it takes."""
+    scorer = rank.scorers[name]
+    there = [value.to(scorer.device) if isinstance(value, torch.Tensor) else value for value in arguments]
     began = time.monotonic()
     try:
-        getattr(rank.scorers[name], method)(*arguments)
+        getattr(scorer, method)(*there)
     except Exception as error:
         return error, time.monotonic() - began
     return None, time.monotonic() - began
@@ -55,14 +57,14 @@ def attempt_to_make(
     return None
 
 
-def end_in(rank: Rank, name: str, victim: int, moment: str) -> None:
-    """Let a rank kill itself at a moment of its next call."""
+def end_in(rank: Rank, name: str, victim: int, moment: str, how: int = signal.SIGKILL) -> None:
+    """Let a rank kill or stop itself at a moment of its next call."""
     if rank.index != victim:
         return
     scorer = rank.scorers[name]
 
     def end(*_: Any, **__: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), how)
 
     if moment == "scoring":
         scorer._share.pieces = end  # type: ignore[method-assign, assignment]

@@ -25,24 +25,33 @@ def counted(rank: Rank, name: str, method: str, arguments: tuple[Any, ...], opti
     scorer = rank.scorers[name]
     before = (scorer.bytes_sent, scorer.bytes_received)
     handed: list[int] = []
-    isend = dist.isend
+    isend, all_gather = dist.isend, dist.all_gather_into_tensor
 
     def counting(tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
         handed.append(tensor.nbytes)
         return isend(tensor, *rest, **named)
 
-    dist.isend = counting
-    try:
-        getattr(scorer, method)(*arguments, **options)
-    finally:
-        dist.isend = isend
+    def counting_all(gathered: torch.Tensor, tensor: torch.Tensor, **named: Any) -> Any:
+        handed.append((scorer._ranks.size - 1) * tensor.nbytes)
+        return all_gather(gathered, tensor, **named)
+
+    there = [value.to(scorer.device) if isinstance(value, torch.Tensor) else value for value in arguments]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "isend", counting)
+        patch.setattr(dist, "all_gather_into_tensor", counting_all)
+        getattr(scorer, method)(*there, **options)
     return sum(handed), scorer.bytes_sent - before[0], scorer.bytes_received - before[1]
 
 
 @pytest.mark.parametrize(("ranks", "groups"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
 def test_bytes_of_every_call(pool: RankPool, ranks: int, groups: int) -> None:
-    name = f"traffic {ranks} {groups}"
-    pool.run(rank_calls.make, name, IndexerConfig(4, 16, backend="cpu"), ranks, groups, ranks=range(ranks))
+    check_bytes_of_every_call(pool, IndexerConfig(4, 16, backend="cpu"), ranks, groups)
+
+
+def check_bytes_of_every_call(pool: RankPool, config: IndexerConfig, ranks: int, groups: int) -> None:
+    """Fail unless every call sends and receives what the formula says."""
+    name = f"traffic {ranks} {groups} {config}"
+    pool.run(rank_calls.make, name, config, ranks, groups, ranks=range(ranks))
     keys, queries = (torch.from_numpy(values(0, *shape)) for shape in ((TOKENS, 128), (QUERIES, 4, 128)))
     rows = QUERIES * 4 // groups
     columns = -(-TOKENS // 128)

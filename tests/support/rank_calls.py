@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,9 @@ class Refusal(NamedTuple):
 def make(
     rank: Rank, name: str, config: IndexerConfig, ranks: int, head_groups: int, deadline_seconds: float = 60.0
 ) -> tuple[int, int]:
-    """Make a scorer on the first ranks; its context rank and its free pages."""
+    """Make a scorer on the first ranks, each on a GPU of its own if on any; context ranks and free pages."""
+    if config.device == "cuda":
+        config = replace(config, device=f"cuda:{rank.index}")
     scorer = DistributedIndexScorer(
         config, rank.groups[ranks], head_groups=head_groups, deadline_seconds=deadline_seconds
     )
@@ -88,14 +91,14 @@ def played(scorer: IndexScorer, script: Sequence[Step]) -> list[Any]:
 
 
 def _call(scorer: IndexScorer, step: Step, ids: list[int]) -> Any:
-    tensor = None if step.tensor is None else torch.from_numpy(step.tensor)
+    tensor = None if step.tensor is None else torch.from_numpy(step.tensor).to(scorer.device)
     options = copy.copy(step.options)
     if step.method == "score":
         result = scorer.score(tensor, ids, **options)  # type: ignore[arg-type]
         return Answer(
-            result.block_ids.numpy(),
-            None if result.scores is None else result.scores.numpy(),
-            result.num_blocks.numpy(),
+            result.block_ids.cpu().numpy(),
+            None if result.scores is None else result.scores.cpu().numpy(),
+            result.num_blocks.cpu().numpy(),
         )
     arguments: list[Any] = [*ids, *([] if tensor is None else [tensor])]
     return getattr(scorer, step.method)(*arguments, **options)

@@ -45,9 +45,10 @@ class RankPool:
 
     Args:
         size: ranks.
+        backend: of their process groups.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, backend: str = "gloo") -> None:
         context = get_context("forkserver")
         context.set_forkserver_preload(["tests.support.rank_pool"])
         self._folder = tempfile.TemporaryDirectory()
@@ -56,7 +57,7 @@ class RankPool:
         for index in range(size):
             here, there = context.Pipe()
             store = str(Path(self._folder.name) / "store")
-            process = context.Process(target=_serve, args=(index, size, store, there), daemon=True)
+            process = context.Process(target=_serve, args=(index, size, backend, store, there), daemon=True)
             process.start()
             there.close()
             self.processes.append(process)
@@ -115,10 +116,10 @@ class PerRank(tuple[Any, ...]):
     __slots__ = ()
 
 
-def _serve(index: int, size: int, store: str, connection: Connection) -> None:
+def _serve(index: int, size: int, backend: str, store: str, connection: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=index, world_size=size)
-    made = {ranks: dist.new_group(list(range(ranks)), backend="gloo") for ranks in range(1, size + 1)}
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=index, world_size=size)
+    made = {ranks: dist.new_group(list(range(ranks)), backend=backend) for ranks in range(1, size + 1)}
     groups = {ranks: group for ranks, group in made.items() if isinstance(group, dist.ProcessGroup)}
     rank = Rank(index, groups)
     while True:

@@ -29,7 +29,7 @@ def state_of(scorer: IndexScorer) -> ScorerState:
     """The state now."""
     cache = scorer._cache
     return ScorerState(
-        page_bytes=scorer.pages.numpy().tobytes(),
+        page_bytes=scorer.pages.cpu().numpy().tobytes(),
         sequences=tuple((seq, cache.length(seq), tuple(cache.block_table(seq))) for seq in cache.sequences),
         free_pages=cache.allocator.free_pages,
         ref_counts=tuple(cache.allocator.ref_count(page) for page in range(cache.allocator.num_pages)),

@@ -30,6 +30,9 @@ class _ThreadRank:
         self._payloads = payloads
         self._barrier = barrier
 
+    def connect(self, device: torch.device) -> None:
+        """See :meth:`RankGroup.connect`."""
+
     def gather(self, payload: torch.Tensor, gathered: torch.Tensor) -> None:
         """See :meth:`RankGroup.gather`; payloads that differ in shape fail here, as they would hang there."""
         self._payloads[self.rank] = payload

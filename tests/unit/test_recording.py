@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -348,21 +350,31 @@ def test_padded_requests_of_a_graph_are_left_out(tmp_path: Path) -> None:
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the host that says it lies on a GPU."""
+    """A tensor of the host that says it lies on the second GPU."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        return torch.device("cuda")
+        return torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize("name", ["index_q", "pages", "block_table", "seq_lens", "block_ids"])
 def test_a_stream_that_records_a_graph_is_never_copied_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
+    """The stream of the GPU that a tensor lies on, whichever is the current one."""
     call = random_call([(300, 5)], heads=1)
     arguments = engine_call(call, block_ids=torch.zeros(1, 5, TOPK, dtype=torch.int32))
     arguments[name] = arguments[name].as_subclass(OnGpu)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    current = [torch.device("cuda", 0)]
+
+    @contextmanager
+    def device(other: torch.device) -> Iterator[None]:
+        current.append(other)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1].index == 1)
     monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("copied to the host"))
     with pytest.raises(InvalidArgumentError, match=r"stream = is recording a graph: .*eagerly"):
         capture(tmp_path / "c.safetensors", **arguments)

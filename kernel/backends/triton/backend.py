@@ -7,6 +7,7 @@ import torch
 
 from kernel.backends.base import Order, Precision
 from kernel.backends.triton.buffers import WORKSPACE_BLOCKS, Buffers, score_groups
+from kernel.backends.triton.current_device import current_device
 from kernel.backends.triton.dequantize import dequantize_pages
 from kernel.backends.triton.insert import insert_keys
 from kernel.backends.triton.plan import GROUP_BLOCKS, chunks, splits_of
@@ -21,7 +22,7 @@ from kernel.nvfp4 import build_lut
 
 
 class TritonBackend:
-    """Triton kernels on one GPU.
+    """Triton kernels on one GPU, whichever is the current one.
 
     ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the
     coarser accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB, on a GPU of 64 GiB
@@ -47,16 +48,18 @@ class TritonBackend:
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`. A slot past the cache is skipped like a negative
         one."""
-        insert_keys(
-            keys.contiguous(), pages, slots.contiguous(), ptx=self.tuning.ptx, hopper=self.tuning.hopper
-        )
+        with current_device(self.device):
+            insert_keys(
+                keys.contiguous(), pages, slots.contiguous(), ptx=self.tuning.ptx, hopper=self.tuning.hopper
+            )
 
     def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_prefill`."""
-        keys: torch.Tensor | None = None
-        for chunk in self.chunks(batch, None):
-            keys = self.dequantized(batch, chunk, keys)
-            self.score_chunk(batch, chunk, keys, scores, None, None)
+        with current_device(self.device):
+            keys: torch.Tensor | None = None
+            for chunk in self.chunks(batch, None):
+                keys = self.dequantized(batch, chunk, keys)
+                self.score_chunk(batch, chunk, keys, scores, None, None)
 
     def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_decode`."""
@@ -65,19 +68,22 @@ class TritonBackend:
             self.score_prefill(batch.subset(many), scores)
         if few:
             starts = [request.query_start for request in few]
-            self._decode(batch, few, starts, scores, grouped=False)
+            with current_device(self.device):
+                self._decode(batch, few, starts, scores, grouped=False)
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
     ) -> None:
         """See :meth:`kernel.backends.base.Backend.topk`."""
-        select_scores(scores, num_blocks.contiguous(), block_ids, order)
+        with current_device(self.device):
+            select_scores(scores, num_blocks.contiguous(), block_ids, order)
 
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         """See :meth:`kernel.backends.base.Backend.select`."""
         few, many = self._by_length(batch)
-        self._select_prefill(batch.subset(many), block_ids, order)
-        self._select_decode(batch, few, block_ids, order)
+        with current_device(self.device):
+            self._select_prefill(batch.subset(many), block_ids, order)
+            self._select_decode(batch, few, block_ids, order)
 
     def _by_length(self, batch: ScoreBatch) -> tuple[list[Request], list[Request]]:
         """Requests of few queries and of many."""

@@ -11,6 +11,7 @@ import torch
 
 from kernel.backends.base import Order
 from kernel.backends.triton.backend import TritonBackend
+from kernel.backends.triton.current_device import current_device
 from kernel.backends.triton.plan import GROUP_BLOCKS
 from kernel.backends.triton.score_decode import MAX_ROWS, score_requests
 from kernel.backends.triton.topk import DecodeRows, select_decoded
@@ -66,6 +67,7 @@ class DecodeGraph:
         device = backend.device
         batch = seq_lens.shape[0]
         check_tensor("q", q, dtypes=(torch.float8_e4m3fn,), shape=(None, None, HEAD_DIM), device=device)
+        check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=device)
         check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(batch, None), device=device)
         check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
         check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
@@ -105,7 +107,8 @@ class DecodeGraph:
             self.enqueue()  # compiles what is to be captured
         torch.cuda.current_stream(device).wait_stream(side)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Torch's own stream for captures lies on the device that was current at the first capture.
+        with current_device(device), torch.cuda.graph(self._graph, stream=side):
             self.enqueue()
 
     def replay(self) -> torch.Tensor:
@@ -116,6 +119,10 @@ class DecodeGraph:
 
     def enqueue(self) -> None:
         """Queue the step on the current stream, for a caller who captures it in a graph of its own."""
+        with current_device(self._backend.device):
+            self._enqueue()
+
+    def _enqueue(self) -> None:
         tuning = self._backend.tuning
         exact = self._backend.precision == "exact"
         decode = tuning.decode(exact=exact)
