@@ -64,6 +64,7 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         The kernels' names.
 
     Raises:
+        CompileError: LLVM refused a kernel.
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
     settings = {kernel_cache.ENABLE: "1"}
@@ -83,6 +84,7 @@ def export_kernels(objects: Path, names: Iterable[str]) -> list[str]:
         The names, in the order of all kernels.
 
     Raises:
+        CompileError: LLVM refused a kernel.
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
     return _compiled(objects, names, {})
@@ -98,6 +100,7 @@ def assembly(name: str) -> str:
         The compiler's assembly text, which is the binary: assembled again it gives the same bytes.
 
     Raises:
+        CompileError: LLVM refused a kernel.
         DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
     """
     compile_kernel = _compilers()[name]
