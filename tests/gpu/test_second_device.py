@@ -19,11 +19,12 @@ from kernel.backends import registry
 from kernel.backends.base import Precision
 from kernel.errors import InvalidArgumentError
 from tests.distributed.test_same_bytes import OPTIONS, values
-from tests.gpu.test_decode_graph import STEPS, Buffers
-from tests.http.test_ranks import pids, until
+from tests.gpu.test_decode_graph import captured
+from tests.http.test_ranks import pids
 from tests.support import rank_calls
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
+from tests.support.decode_steps import STEPS, StepBuffers
 from tests.support.http_calls import (
     assert_problem,
     binary,
@@ -32,7 +33,7 @@ from tests.support.http_calls import (
     random_case,
     sequences_body,
 )
-from tests.support.live_server import LiveServer
+from tests.support.live_server import LiveServer, until
 from tests.support.rank_calls import Step
 from tests.support.run import inserted, scores_of, selection_of, topk_of
 
@@ -147,9 +148,9 @@ def test_a_captured_decode_step(place: Place, precision: Precision, monkeypatch:
         number.add_(1)
     backend = backend_on(place, precision)
     calls = [random_call(lengths, 2, seed=70 + i) for i, lengths in enumerate(STEPS)]
-    buffers = Buffers(place.device, 2, max(call.pages.shape[0] for call in calls))
+    buffers = StepBuffers(calls, place.device)
     buffers.write(calls[0])
-    graph = buffers.capture(backend)
+    graph = captured(backend, buffers)
     for call in calls:
         buffers.write(call)
         ids = graph.replay().cpu()[:, : call.total_q].contiguous()

@@ -75,6 +75,8 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     none = Row("fewer than none", np.zeros(0, np.float32))
     lengths = (99, 61, 60, 60, -1)
     yield TopkLaunch("clamped", variant, [[*[row] * 4, none]], 3, columns=60, lengths=lengths)
+    rows = [Row(f"{num} blocks", random.standard_normal(num).astype(np.float32)) for num in range(1, 41)]
+    yield TopkLaunch("workgroups", variant, [rows], 3)
     heads = [[Row("random", random.standard_normal(290).astype(np.float32)) for _ in range(3)] for _ in "ab"]
     few = list(islice(short_rows(random), _PART))
     for ascending in (False, True):
