@@ -10,10 +10,10 @@ REVIEWED = (
         r"constant shifted: s_lshl2_add_u32 s, s, -8 -> s_lshl2_add_u32 s, s, -7; s_and_b32 s, s, -8",
     ),
     Equivalent(
-        "what is kept or noted at place 16 lies behind the best 16: padding or the next candidate overwrites "
-        "it, and of the groups' table 16 entries are read",
-        r"(compare flipped|constant shifted): v_cmp_gt_i32_e(32|64) (s|vcc), 16, v -> "
-        r"v_cmp_(ge_i32_e(32|64) (s|vcc), 16|gt_i32_e(32|64) (s|vcc), 17), v",
+        "what is kept or noted at place k lies behind the best k: padding or the next candidate overwrites "
+        "it, and of the groups' table k entries are read",
+        r"(compare flipped|constant shifted): v_cmp_gt_i32_e(32|64) (s|vcc), (16|32|64), v -> "
+        r"v_cmp_(ge_i32_e(32|64) (s|vcc), (16|32|64)|gt_i32_e(32|64) (s|vcc), (17|33|0x41)), v",
         differs=True,
     ),
     Equivalent(
@@ -47,19 +47,20 @@ REVIEWED = (
         r"constant shifted: v_max_f32_e32 v, 0x3b000000, v -> v_max_f32_e32 v, 0x3b000001, v",
     ),
     Equivalent(
-        "all of a list's first 64 are sorted, and not only its best 16: padding or the next candidate "
+        "all of a list's first 64 are sorted, and not only its best k: padding or the next candidate "
         "overwrites what lies behind them",
-        r"v_cmp_gt_i32_e32 vcc, 16, v; deleted: s_and_saveexec_b64 s, vcc -> s_nop 0; "
+        r"v_cmp_gt_i32_e32 vcc, (16|32|64), v; deleted: s_and_saveexec_b64 s, vcc -> s_nop 0; "
         r"v_lshl_add_u32 v, v, 3, s; ds_write_b64 v, v",
     ),
     Equivalent(
-        "groups are noted behind the best 16 as well, and of the table 16 entries are read",
+        "groups are noted behind the best k as well, and of the table k entries are read",
         r"v_not_b32_e32 v, v; operation changed: s_and_b64 vcc, s, vcc -> s_or_b64 vcc, s, vcc; "
         r"v_cndmask_b32_e64 v, v, v, s; v_cndmask_b32_e32 v, v, v, vcc",
     ),
     Equivalent(
         "a lane without a group holds padding, whose place is behind more than 16",
-        r"v_not_b32_e32 v, v; deleted: s_and_b64 vcc, s, vcc -> s_nop 0; v_cndmask_b32_e64 v, v, v, s",
+        r"v_cmp_gt_i32_e32 vcc, 16, v; v_cmp_gt_i32_e64 s, s, v; v_not_b32_e32 v, v; "
+        r"deleted: s_and_b64 vcc, s, vcc -> s_nop 0; v_cndmask_b32_e64 v, v, v, s",
     ),
     Equivalent(
         "vcc is all ones or none, of a scalar condition, and some lane is active",
