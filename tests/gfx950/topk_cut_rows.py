@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tests.gfx950.topk_rows import GROUP, Float32Array, Row, of_groups
 
+_CHUNK_SLICES = 8
 _TIE = -50
 """What the bound lets pass at the least: fewer lanes than there are results have better cells."""
 
@@ -16,7 +17,7 @@ _TIE = -50
 def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
     """Cells whose list is cut in each slice of ``64 * width`` and again in the next ones: of a chunk all
     but the first, which is too short for that, and the first of the next chunk."""
-    for at in range(1, min(slices, 9)):
+    for at in range(1, min(slices, _CHUNK_SLICES + 1)):
         yield from _cut_in(random, best, slices, width, at, range(1, _limit(best) // 64 + width))
 
 
@@ -94,7 +95,9 @@ def _many_better(
 def _just_too_long(random: np.random.Generator, best: int, slices: int, width: int, at: int) -> Float32Array:
     """A list that a slice brings to one more than its limit, the results anywhere in it."""
     covered, length = 64 * width, _limit(best) + 1
-    here = int(random.integers(max(length - at * covered, 1), min(length, covered) + 1))
+    # Before a chunk's first slice the bound is that of what the chunks before hold: nearly all of the ties.
+    most = 5 if at == _CHUNK_SLICES else min(length, covered)
+    here = int(random.integers(max(length - at * covered, 1), most + 1))
     cells = [
         *random.permutation(at * covered)[: length - here],
         *(at * covered + random.permutation(covered)[:here]),
@@ -131,15 +134,54 @@ def cut_groups(random: np.random.Generator, best: int, slices: int) -> Iterator[
 
 
 def cut_columns(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """Of 16 of the best groups all columns pass, of the others few: lists that are cut behind each 16 groups;
-    among ties are lower and higher ids."""
+    """Of 16 of the best groups all columns pass, of the others few: lists that are cut behind each 16 groups,
+    or just not."""
     for first in range(0, best, GROUP):
-        for levels in (1, 3, 1000):
-            groups = random.permutation(64)[:best]
-            x = np.full(1024, -1e6, np.float32)
-            for place, group in enumerate(groups):
-                passing = GROUP if first <= place < first + GROUP else int(random.integers(1, 5))
-                columns = group * GROUP + random.permutation(GROUP)[:passing]
-                x[columns] = random.integers(0, levels, columns.size)
-                x[columns[0]] = levels + (best - 1 - place)
-            yield Row(f"columns cut behind group {first}, {levels} levels", x)
+        passing = random.integers(1, 4, best)
+        passing[first : first + GROUP] = GROUP
+        for levels in (1, 3, *[1000] * 5):  # among ties are lower and higher ids
+            yield Row(f"columns cut behind group {first}", _of_groups(random, passing, levels)[0])
+        for slot in range(1, _limit(best) // 64 + 4):
+            yield Row(f"columns cut behind group {first}", _left_out(random, passing, first, slot))
+        for length in (_limit(best), _limit(best) + 1):
+            passing = np.ones(best, np.int64)
+            for _ in range(length - first - GROUP):
+                passing[random.choice(np.flatnonzero(passing[: first + GROUP] < GROUP))] += 1
+            yield Row(f"{length} columns behind group {first}", _of_groups(random, passing, 1000)[0])
+
+
+def _of_groups(
+    random: np.random.Generator, passing: npt.NDArray[np.int64], levels: int
+) -> tuple[Float32Array, list[npt.NDArray[np.int64]]]:
+    """Scores, and of each of the best groups by place the columns that pass: as good as the last group's
+    maximum, which is their bound, or better. The first of them is the group's maximum."""
+    best = passing.size
+    x = np.full(1024, -1e6, np.float32)
+    of_group = []
+    for place, (group, count) in enumerate(zip(random.permutation(64)[:best], passing, strict=True)):
+        columns = group * GROUP + random.permutation(GROUP)[:count]
+        x[columns] = random.integers(0, levels, count)
+        x[columns[0]] = levels + best - place
+        of_group.append(columns)
+    x[of_group[-1]] = -1
+    return x, of_group
+
+
+def _left_out(
+    random: np.random.Generator, passing: npt.NDArray[np.int64], first: int, slot: int
+) -> Float32Array:
+    """:func:`_of_groups` where the first column that is left out is among the list's 64 from ``64 slot``
+    on."""
+    x, of_group = _of_groups(random, passing, 1000)
+    before = int(passing[:first].sum())
+    places = [
+        (before + column % 4 * 64 + 4 * at + column % GROUP // 4, column)
+        for at, columns in enumerate(of_group[first : first + GROUP])
+        for column in columns[1:]
+        if columns is not of_group[-1]
+    ]
+    fitting = [column for place, column in places if place // 64 == slot]
+    others = [column for place, column in places if place // 64 != slot]
+    if fitting and others:
+        x[[random.choice(others), random.choice(fitting)]] = 999.75, 999.5
+    return x

@@ -106,16 +106,27 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
 
 def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Iterator[Row]:
     """The ``best`` scores in as many groups, and the row ends inside a load of four groups: a group behind
-    the end must not displace the last of them."""
-    for left in (40, 20, 7, 4, 3, 2, 1, 0):  # the 0 of a load behind the end would be the best
+    the end must not displace the last of them. The row's last group is among each 16 of the best in turn."""
+    lefts = [(left, 0) for left in (40, 20, 7)]
+    lefts += [(left, first) for left in (4, 3, 2, 1, 0) for first in range(0, best, GROUP)]
+    for left, first in lefts:  # the 0 of a load behind the end would be the best
         num = length - left
         x = np.full(num, -101, np.float32)
-        groups = random.choice(num // GROUP, min(best, num // GROUP), replace=False)
+        whole = num // GROUP
+        groups = random.permutation(whole)[:best]
         if left <= 4:
-            groups[0] = (num - 1) // GROUP  # the last one, whole or not
-        places = np.minimum(groups * GROUP + random.integers(0, GROUP, groups.size), num - 1)
-        x[places] = random.permutation(groups.size).astype(np.float32) - 100
+            place = min(first + int(random.integers(GROUP)), groups.size - 1)
+            last = (num - 1) // GROUP
+            groups = np.insert(np.setdiff1d(random.permutation(whole)[:best], last)[: best - 1], place, last)
+        columns = np.minimum(groups * GROUP + random.integers(0, GROUP, groups.size), num - 1)
+        x[columns] = -100 - np.arange(groups.size, dtype=np.float32) / 100
         yield Row(f"{best} groups of {num} blocks", x)
+
+
+def few_groups(random: np.random.Generator) -> Iterator[Row]:
+    """As many groups as half of a wave has lanes, and fewer: all of them are among the best 32."""
+    for groups in range(17, 34):
+        yield Row(f"{groups} groups", _normal(random, GROUP * groups - int(random.integers(GROUP))))
 
 
 def every_length(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
