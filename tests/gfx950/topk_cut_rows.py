@@ -35,8 +35,9 @@ def _cut_in(
         yield _among_ties(random, best, slices, width, at, where)
     for slot in slots:
         yield _many_better(random, best, slices, width, at, slot)
-    for _ in range(2):
-        yield _just_too_long(random, best, slices, width, at)
+    if (at + 1) * 64 * width > _limit(best):
+        for _ in range(2):
+            yield _just_too_long(random, best, slices, width, at)
 
 
 def _among_ties(
@@ -53,7 +54,7 @@ def _among_ties(
     if where == "last":
         before += -(before + passing) % 8
     x[[*random.permutation(at * covered)[:before], *ties]] = _TIE
-    better = _cells_of_lanes(random, best - 1, slices, width)
+    better = _cells_of_lanes(random, _better_lanes(best), slices, width)
     if where == "last":
         better = np.sort(ties)[-max(4 * width, 12) :]
     elif where == "among":
@@ -68,25 +69,35 @@ def _among_ties(
 def _many_better(
     random: np.random.Generator, best: int, slices: int, width: int, at: int, slot: int
 ) -> Float32Array:
-    """More than ``best`` better cells up to a slice of ties; the best and the first that is left out are
-    among the list's 64 from ``64 slot`` on. Behind the slice are cells as good as the last of the best, which
-    must not pass, and some that are the next number above it, and must."""
-    covered = 64 * width
-    x = np.full(slices * covered, -1e6, np.float32)
+    """More than ``best`` better cells up to a slice of ties; the best is the first of the list's 64 from
+    ``64 slot`` on, and the first that is left out another of them. Behind the slice are cells as good as the
+    last of the best, which must not pass, and some that are the next number above it, and must."""
+    covered, first = 64 * width, 0
     most = _limit(best) - 9 - (best + 8)
     before = int(random.integers(2, most)) if slot < width else most
+    if at == _CHUNK_SLICES and width > 1:  # see _just_too_long; the better ones are of the slice alone
+        before, first = _limit(best) - 2, at * covered
+    x = np.full(slices * covered, -1e6, np.float32)
     x[[*random.permutation(at * covered)[:before], *range(at * covered, (at + 1) * covered)]] = _TIE
-    of_lanes = _cells_of_lanes(random, best - 1, slices, width)
-    early = of_lanes[of_lanes < (at + 1) * covered]
+    of_lanes = _cells_of_lanes(random, _better_lanes(best), slices, width)
+    early = of_lanes[(of_lanes >= first) & (of_lanes < (at + 1) * covered)]
     better = random.permutation(early)[: best + 8]
     x[better] = _TIE
-    places = (x[: at * covered] == _TIE).sum() + early % width * 64 + early // width % 64
-    fitting = random.permutation(early[(early >= at * covered) & (places // 64 == slot)])[:2]
+    held = int((x[: at * covered] == _TIE).sum())
+    # Some ties more, so that one of the lanes' cells is the first of its 64.
+    missing = int((-(held + of_lanes // width) % 64).min())
+    if at and missing < 9:
+        x[random.permutation(np.flatnonzero(x[: at * covered] < _TIE))[:missing]] = _TIE
+        held += missing
+    here = early[early >= at * covered]
+    places = held + here % width * 64 + here // width % 64
+    fitting = here[np.argsort(places)][np.sort(places) // 64 == slot]
+    fitting = [*fitting[:1], *random.permutation(fitting[1:])[:1]]
     others = random.permutation(np.setdiff1d(better, fitting))
     order = [*fitting[:1], *others[: best - 1], *fitting[1:], *others[best - 1 :]]
     x[order] = 10 + np.arange(len(order))[::-1]
     last = x[order[best - 1]]
-    later = of_lanes[early.size :]
+    later = of_lanes[of_lanes >= (at + 1) * covered]
     x[later] = last
     x[random.permutation(later)[:2]] = np.nextafter(last, np.float32(np.inf))
     return x
@@ -114,6 +125,12 @@ def _cells_of_lanes(
     """All cells of so many lanes, in order."""
     chosen = random.choice(64, lanes, replace=False)
     return np.flatnonzero(np.isin(np.arange(64 * width * slices) // width % 64, chosen))
+
+
+def _better_lanes(best: int) -> int:
+    """Lanes that may have better cells than ties without the bound becoming better: of each one cell counts,
+    or two."""
+    return best - 1 if best < 64 else 31
 
 
 def _limit(best: int) -> int:

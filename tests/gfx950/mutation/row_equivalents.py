@@ -89,7 +89,8 @@ REVIEWED = (
     ),
     Equivalent(
         "rows change places two by two, and what comes of it is mirrored: bitonic as well, and sorted next",
-        r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; v_max_i32_dpp v, v, v row_mirror",
+        r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; "
+        r"(v_max_i32_dpp v, v, v|v_mov_b32_dpp v, v) row_mirror",
     ),
     Equivalent(
         "the two hold the same, and the row that comes of it mirrored has the same minimum",
