@@ -102,14 +102,16 @@ class DeviceUnavailableError(IndexerError, RuntimeError):
 
 
 class CompileError(IndexerError, RuntimeError):
-    """The compiler refused a kernel; nothing of it may be launched."""
+    """The compiler refused a kernel. Nothing of it was cached or launched."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(
-            f"kernel {name} does not compile: {reason}; change its source, or go back to FlyDSL 0.5.0"
-        )
+    def __init__(self, name: str, reason: str, output: str = "") -> None:
+        remedy = "change its source, or go back to FlyDSL 0.5.0"
+        if output:
+            remedy += f"; all that the compiler said is in {output}"
+        super().__init__(f"kernel {name} does not compile: {reason}; {remedy}")
         self.name = name
         self.reason = reason
+        self.output = output
 
 
 class LaunchError(IndexerError, RuntimeError):

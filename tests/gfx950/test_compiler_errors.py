@@ -1,54 +1,99 @@
-"""A kernel that LLVM refuses is an error, although FlyDSL has an object file of it."""
+"""A kernel that the compiler refuses is an error each time, is in no cache, and is not launched."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
 import pytest
-from flydsl.expr.typing import as_ir_value
+import torch
+from flydsl._mlir.dialects import llvm
+from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import compiler_errors, device, kernel_cache, toolchain
 from kernel.backends.flydsl.ahead import compile_ahead
+from kernel.backends.flydsl.compiled import CompiledKernels
 from kernel.errors import CompileError
+from kernel.gfx950.hip import simulated_device
 
 
-@flyc.kernel(name="lane_as_scalar", known_block_size=[64, 1, 1])  # type: ignore[untyped-decorator]
-def _kernel(out: fx.Int64) -> None:
-    """Asks for a lane's own number in a scalar register."""
-    number = device.pin_scalar(as_ir_value(fx.Int32(fx.thread_idx.x)))
-    device.store(number, device.pointer(out, device.GLOBAL), 4)
+def _lane_as_scalar() -> device.Value:
+    return device.pin_scalar(as_ir_value(fx.Int32(fx.thread_idx.x)))
 
 
-@flyc.jit  # type: ignore[untyped-decorator]
-def _launch(out: fx.Int64, stream: fx.Stream) -> None:
-    _kernel(out).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
+def _no_instruction() -> device.Value:
+    return llvm.inline_asm(T.i32, [device.i32(1)], "s_movv_b32 $0, $1", "=s,s", has_side_effects=True)
 
 
-def test_a_kernel_that_llvm_refuses_is_an_error(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _no_intrinsic() -> device.Value:
+    return llvm.call_intrinsic(T.i32, "llvm.amdgcn.no.such", [device.i32(1)], [], [])
+
+
+def _launcher(name: str, value: Callable[[], device.Value]) -> Callable[..., None]:
+    @flyc.kernel(name=name, known_block_size=[64, 1, 1])  # type: ignore[untyped-decorator]
+    def kernel(out: fx.Int64) -> None:
+        device.store(value(), device.pointer(out, device.GLOBAL), 4)
+
+    @flyc.jit  # type: ignore[untyped-decorator]
+    def launch(out: fx.Int64, stream: fx.Stream) -> None:
+        kernel(out).launch(grid=(1, 1, 1), block=(64, 1, 1), stream=stream)
+
+    launcher: Callable[..., None] = launch
+    return launcher
+
+
+_REFUSED = [
+    (_lane_as_scalar, "illegal VGPR to SGPR copy"),
+    (_no_instruction, "invalid instruction"),
+    (_no_intrinsic, r"llvm\.amdgcn\.no\.such"),
+]
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     toolchain.prepare()
+    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(kernel_cache.ENABLE, "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("value", "reason"), _REFUSED)
+def test_it_does_not_compile_each_time(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, value: Callable[[], device.Value], reason: str
+) -> None:
     monkeypatch.setenv("COMPILE_ONLY", "1")
-    monkeypatch.setenv(kernel_cache.ENABLE, "0")
-    with pytest.raises(CompileError, match=r"lane_as_scalar does not compile: .*illegal VGPR to SGPR copy"):
-        compile_ahead(_launch, "lane_as_scalar", [0])
-    assert "illegal VGPR to SGPR copy" in capfd.readouterr().err
+    for _ in range(2):
+        with pytest.raises(CompileError, match=rf"^kernel refused does not compile: .*{reason}"):
+            compile_ahead(_launcher("refused", value), "refused", [0])
+    assert not list(cache.rglob("*.pkl"))
 
 
-def test_what_is_no_error_is_written_behind(capfd: pytest.CaptureFixture[str]) -> None:
-    with compiler_errors.raised("some"):
-        os.write(2, b"warning: an error: is none here\n")
-    assert capfd.readouterr().err == "warning: an error: is none here\n"
+@pytest.mark.parametrize(("value", "reason"), _REFUSED)
+def test_it_is_not_launched(cache: Path, value: Callable[[], device.Value], reason: str) -> None:
+    out = torch.zeros(64, dtype=torch.int32)
+    kernels = CompiledKernels(simulated_device(), lambda _: "refused", lambda _: _launcher("refused", value))
+    for _ in range(2):
+        with pytest.raises(CompileError, match=reason):
+            kernels.launch(0, [out], out.data_ptr())
+    assert not out.any()
+    assert not list(cache.rglob("*.pkl"))
 
 
-def test_an_exception_of_the_compiler_comes_first(capfd: pytest.CaptureFixture[str]) -> None:
-    def compile_kernel() -> None:
-        with compiler_errors.raised("some"):
-            os.write(2, b"error: too late\n")
-            raise KeyError
+def test_long_output_is_kept_in_a_file(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def lower() -> None:
+        os.write(2, b"error: too long\n" + b"line\n" * 5000)
 
-    with pytest.raises(KeyError):
-        compile_kernel()
-    assert capfd.readouterr().err == "error: too late\n"
+    with pytest.raises(CompileError, match=r"too long; .* is in ") as found:
+        compiler_errors._checked("some", lower)
+    assert capfd.readouterr().err == ""
+    kept = Path(found.value.output)
+    assert kept.read_text().count("line\n") == 5000
+    kept.unlink()
+
+
+def test_warnings_are_written_behind(capfd: pytest.CaptureFixture[str]) -> None:
+    assert compiler_errors._checked("some", lambda: os.write(2, b"warning: no error: none\n")) == 24
+    assert capfd.readouterr().err == "warning: no error: none\n"

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from kernel.backends.flydsl import kernel_cache, kernel_library, toolchain
+from kernel.backends.flydsl import compiler_errors, kernel_cache, kernel_library, toolchain
 from kernel.backends.flydsl.kernel_library import LibraryKernels
 from kernel.backends.flydsl.runtime import Device, launching, preflight
 
@@ -32,6 +32,7 @@ class Kernels(Protocol[_Key]):
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
+            CompileError: the compiler refused the kernel.
             DeviceUnavailableError: there is no such kernel, and it may not be compiled here.
         """
         ...
@@ -81,7 +82,8 @@ class CompiledKernels(Generic[Key]):
                     if kernel is None:
                         import flydsl.compiler as flyc
 
-                        with kernel_cache.compiling(self._name_of(key)):
+                        name = self._name_of(key)
+                        with kernel_cache.compiling(name), compiler_errors.raised(name):
                             # launches, and returns the same launch without tracing
                             self._kernels[key] = flyc.compile(self._build(key), *arguments, fx.Stream(stream))
                         return
