@@ -74,7 +74,9 @@ def test_it_does_not_compile_each_time(
 @pytest.mark.parametrize(("value", "reason"), _REFUSED)
 def test_it_is_not_launched(cache: Path, value: Callable[[], device.Value], reason: str) -> None:
     out = torch.zeros(64, dtype=torch.int32)
-    kernels = CompiledKernels(simulated_device(), lambda _: "refused", lambda _: _launcher("refused", value))
+    kernels: CompiledKernels[int] = CompiledKernels(
+        simulated_device(), lambda _: "refused", lambda _: _launcher("refused", value)
+    )
     for _ in range(2):
         with pytest.raises(CompileError, match=reason):
             kernels.launch(0, [out], out.data_ptr())

@@ -33,7 +33,8 @@ def _cut_in(
     """Cells whose list is cut behind slice ``at``, of so many times 64 candidates."""
     for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
         yield _among_ties(random, best, slices, width, at, where)
-    for slot in slots:
+    enough = _better_lanes(best) * width * (at + 1) >= best + 8
+    for slot in slots if enough else ():
         yield _many_better(random, best, slices, width, at, slot)
     if (at + 1) * 64 * width > _limit(best):
         for _ in range(2):
