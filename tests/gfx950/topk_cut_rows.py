@@ -15,9 +15,10 @@ _TIE = -50
 
 
 def cut_cells(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells whose list is cut in each slice of ``64 * width`` and again in the next ones: of a chunk all
-    but the first, which is too short for that, and the first of the next chunk."""
-    for at in range(1, min(slices, _CHUNK_SLICES + 1)):
+    """Cells whose list is cut in each slice of ``64 * width`` that may bring it past its limit, also in the
+    first of the next chunk, and again in the next ones."""
+    first = _limit(best) // (64 * width)
+    for at in range(first, min(slices, first + _CHUNK_SLICES + 1)):
         yield from _cut_in(random, best, slices, width, at, range(1, _limit(best) // 64 + width))
 
 
@@ -76,7 +77,7 @@ def _many_better(
     covered, first = 64 * width, 0
     most = _limit(best) - 9 - (best + 8)
     before = int(random.integers(2, most)) if slot < width else most
-    if at == _CHUNK_SLICES and width > 1:  # see _just_too_long; the better ones are of the slice alone
+    if at >= _CHUNK_SLICES and width > 1:  # see _just_too_long; the better ones are of the slice alone
         before, first = _limit(best) - 2, at * covered
     x = np.full(slices * covered, -1e6, np.float32)
     x[[*random.permutation(at * covered)[:before], *range(at * covered, (at + 1) * covered)]] = _TIE
@@ -108,7 +109,7 @@ def _just_too_long(random: np.random.Generator, best: int, slices: int, width: i
     """A list that a slice brings to one more than its limit, the results anywhere in it."""
     covered, length = 64 * width, _limit(best) + 1
     # Before a chunk's first slice the bound is that of what the chunks before hold: nearly all of the ties.
-    most = 5 if at == _CHUNK_SLICES else min(length, covered)
+    most = 5 if at >= _CHUNK_SLICES else min(length, covered)
     here = int(random.integers(max(length - at * covered, 1), most + 1))
     cells = [
         *random.permutation(at * covered)[: length - here],

@@ -96,7 +96,7 @@ def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[I
     if variant.most_groups is None:
         yield cut_scores(random, variant.best), variant.best
     else:
-        yield cut_groups(random, variant.best, (variant.most_groups or 512 + 128) // 64), variant.best
+        yield cut_groups(random, variant.best, (variant.most_groups or 512 + 192) // 64), variant.best
         yield cut_columns(random, variant.best), variant.best
 
 
