@@ -56,7 +56,7 @@ def keep_held(scores: torch.Tensor, rows: RowColumns, step: int, most: int) -> N
     """
     columns = _window(rows.whole, most, scores.shape[2])
     whole = rows.whole[:, None]
-    moved_from = torch.where(columns < whole, columns, rows.first_held[:, None] + (columns - whole) * step)
+    moved_from = columns.where(columns < whole, rows.first_held[:, None] + (columns - whole) * step)
     kept = _taken(scores, moved_from.clamp(max=scores.shape[2] - 1))
     kept.masked_fill_(columns >= rows.num_held[:, None], -torch.inf)
     _put(scores, columns, kept)
