@@ -22,7 +22,9 @@ def print_decode_report(console: Console, report: DecodeReport, targets: Sequenc
     console.print(
         f"A page: {report.per_page('valu'):.2f} VALU; predicted clocks of a CU: VALU {clocks['valu']:.0f}, "
         f"MFMA {clocks['mfma']:.0f}, LDS {clocks['lds']:.0f}, replayed {report.predicted_clocks:.0f}; memory "
-        f"allows {MEMORY_PAGE_CLOCKS:.0f}",
+        f"allows {MEMORY_PAGE_CLOCKS:.0f}. LDS besides: {report.conflict_clocks:.0f} for bank "
+        f"conflicts of random scales (replayed), "
+        f"{report.dma_clocks:.0f} for what a DMA writes (not replayed)",
         width=COLUMNS,
     )
     times = (

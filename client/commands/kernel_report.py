@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 
 from client.failure import one_line_errors
@@ -19,14 +20,15 @@ def report(as_json: JsonOption = False) -> None:
 
     A loop is one trip of a wave. Prefill: unmasked is four blocks seen whole, the others one block: whole,
     diagonal (unaligned where the tile starts inside a block), or later than the wave's rows. Decode: four
-    pages, without more, with the maximum of their group, with sentinels. Predictions are of two waves a SIMD
-    on the same path. Of top-k and insert it is what a row or key takes.
+    pages, without more, with the maximum of their group, with sentinels; in both layouts. Predictions are of
+    two waves a SIMD on the same path. Of top-k and insert it is what a row or key takes.
     """
     from client.terminal import output, status
 
     with one_line_errors(as_json), status() as on_step:
         on_step("loading")
         from kernel.backends.flydsl import kernel_names, toolchain
+        from kernel.backends.flydsl.decode_layout import LAYOUTS
         from kernel.backends.flydsl.key_type import KeyType
         from kernel.backends.flydsl.topk_variants import VARIANTS
         from kernel.contract import SUPPORTED_HEADS
@@ -40,15 +42,17 @@ def report(as_json: JsonOption = False) -> None:
 
         reports, decode_reports, work_reports = [], [], []
         for heads in SUPPORTED_HEADS:
-            on_step(f"compiling for H = {heads}")
             name = kernel_names.score_prefill(heads)
+            on_step(f"compiling {name}")
             assembly = toolchain.assembly(name)
             on_step(f"interpreting and replaying {name}")
             reports.append(report_kernel(assembly, name, heads))
-            name = kernel_names.score_decode(heads)
+        for layout, heads in itertools.product(LAYOUTS, SUPPORTED_HEADS):
+            name = kernel_names.score_decode(heads, layout)
+            on_step(f"compiling {name}")
             assembly = toolchain.assembly(name)
             on_step(f"interpreting and replaying {name}")
-            decode_reports.append(report_decode(assembly, name, heads))
+            decode_reports.append(report_decode(assembly, name, heads, layout))
         for variant in VARIANTS:
             on_step(f"compiling and interpreting {variant.name}")
             work_reports.append(report_topk(toolchain.assembly(variant.name), variant))

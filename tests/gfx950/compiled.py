@@ -7,6 +7,7 @@ import os
 import pytest
 
 from kernel.backends.flydsl import kernel_names, toolchain
+from kernel.backends.flydsl.decode_layout import Layout
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.topk_variants import Variant
 from kernel.gfx950.report.decode import DecodeReport, report_decode
@@ -17,7 +18,7 @@ from kernel.gfx950.report.work import WorkReport
 
 _compile = toolchain.assembly  # a test may replace it
 _reports: dict[int, KernelReport] = {}
-_decode_reports: dict[int, DecodeReport] = {}
+_decode_reports: dict[tuple[int, Layout], DecodeReport] = {}
 _work_reports: dict[Variant | KeyType, WorkReport] = {}
 
 
@@ -42,12 +43,13 @@ def report(heads: int, session: pytest.TempPathFactory) -> KernelReport:
     return _reports[heads]
 
 
-def decode_report(heads: int, session: pytest.TempPathFactory) -> DecodeReport:
+def decode_report(heads: int, layout: Layout, session: pytest.TempPathFactory) -> DecodeReport:
     """The report on the compiled decode scorer."""
-    if heads not in _decode_reports:
-        name = kernel_names.score_decode(heads)
-        _decode_reports[heads] = report_decode(assembly(name, session), name, heads)
-    return _decode_reports[heads]
+    key = heads, layout
+    if key not in _decode_reports:
+        name = kernel_names.score_decode(heads, layout)
+        _decode_reports[key] = report_decode(assembly(name, session), name, heads, layout)
+    return _decode_reports[key]
 
 
 def work_report(kernel: Variant | KeyType) -> WorkReport:

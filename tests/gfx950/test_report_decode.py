@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
 import pytest
 
+from kernel.backends.flydsl import kernel_names
+from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import RunReport
 from kernel.gfx950.report.decode import MEMORY_PAGE_CLOCKS, ROLES, DecodeReport, find_trips
@@ -17,19 +20,27 @@ from tests.gfx950.assembly_kernel import kernel_of
 from tests.gfx950.kernel_limits import LIMITS, assert_every_limit_bites, worse
 
 
-@pytest.fixture(params=SUPPORTED_HEADS)
+@pytest.fixture(params=list(itertools.product(LAYOUTS, SUPPORTED_HEADS)))
 def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecodeReport:
-    return compiled.decode_report(request.param, tmp_path_factory)
+    layout, heads = request.param
+    return compiled.decode_report(heads, layout, tmp_path_factory)
 
 
 def test_no_figure_is_worse_than_its_limit(report: DecodeReport) -> None:
     assert worse(report.fields()) == []
 
 
-def test_the_gate_sees_every_figure_get_worse(tmp_path_factory: pytest.TempPathFactory) -> None:
-    fields = compiled.decode_report(4, tmp_path_factory).fields()
+def test_every_kernel_has_limits() -> None:
+    assert list(LIMITS) == list(kernel_names.every())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gate_sees_every_figure_get_worse(
+    layout: Layout, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fields = compiled.decode_report(4, layout, tmp_path_factory).fields()
     assert set(LIMITS[fields["name"]]["loops"]) == set(ROLES)
-    assert_every_limit_bites(fields, at_least=31)
+    assert_every_limit_bites(fields, at_least=33)
 
 
 def test_targets_are_met(report: DecodeReport) -> None:
@@ -45,13 +56,18 @@ def test_fields_agree_with_each_other(report: DecodeReport) -> None:
     page, group, forced = fields["loops"]
     assert [loop["role"] for loop in fields["loops"]] == list(ROLES)
     assert page["mfma"] == group["mfma"] == forced["mfma"] == 32
-    assert page["memory_loads"] == 40
+    assert page["memory_loads"] == {"registers": 40, "staged": 36}[report.layout]
     assert (page["memory_stores"], group["memory_stores"]) == (1, 2)
     assert page["valu"] < group["valu"]
     assert (page["interpreted_trips"], group["interpreted_trips"], forced["interpreted_trips"]) == (27, 8, 1)
     assert fields["page"]["valu"] == round((3 * page["valu"] + group["valu"]) / 16, 2)
     assert fields["page"]["memory_clocks"] == pytest.approx(707.8, abs=0.1)
     assert pytest.approx(9216 / 8e12 * 256 * 2.4e9) == MEMORY_PAGE_CLOCKS
+    # Staged, a page of 9,216 B is written into LDS and read from it, at 128 B a clock.
+    written, read = {"registers": (0, 0), "staged": (72, 72)}[report.layout]
+    assert fields["page"]["lds_dma_clocks"] == written
+    assert fields["page"]["model_clocks"]["lds"] == 64 + read
+    assert fields["page"]["lds_conflict_clocks"] > 0
     assert all(hazard["ok"] for hazard in fields["hazards"])
     memory_bound = 32 * 1024 * 9216 / 8e6
     assert fields["calls"][0]["predicted_us"] == pytest.approx(memory_bound + 2.5, abs=0.1)

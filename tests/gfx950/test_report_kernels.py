@@ -6,6 +6,7 @@ Compiled once in a session, without a GPU; every clock is a prediction.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from client.commands.kernel_report import HONESTY
 from kernel.backends.flydsl import kernel_names, toolchain
+from kernel.backends.flydsl.decode_layout import LAYOUTS
 from kernel.backends.flydsl.key_type import KeyType
 from kernel.backends.flydsl.topk_variants import VARIANTS
 from kernel.contract import SUPPORTED_HEADS
@@ -145,7 +147,9 @@ def reported_before(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
         insert, "report_insert", lambda _text, _name, key_type: compiled.work_report(key_type)
     )
     monkeypatch.setattr(
-        decode, "report_decode", lambda _text, _name, heads: compiled.decode_report(heads, tmp_path_factory)
+        decode,
+        "report_decode",
+        lambda _text, _name, heads, layout: compiled.decode_report(heads, layout, tmp_path_factory),
     )
 
 
@@ -156,13 +160,13 @@ def test_the_command_prints_the_fields(tmp_path_factory: pytest.TempPathFactory)
     printed = json.loads(done.stdout)
     assert printed["note"] == HONESTY
     expected = [compiled.report(heads, tmp_path_factory).fields() for heads in SUPPORTED_HEADS]
-    expected += [compiled.decode_report(heads, tmp_path_factory).fields() for heads in SUPPORTED_HEADS]
-    expected += [compiled.work_report(kernel).fields() for kernel in (*VARIANTS, *KeyType)]
-    assert [kernel["name"] for kernel in printed["kernels"]] == [
-        *(f"score_{kind}_h{h}" for kind in ("prefill", "decode") for h in SUPPORTED_HEADS),
-        *(variant.name for variant in VARIANTS),
-        *(f"insert_{key_type.value}" for key_type in KeyType),
+    expected += [
+        compiled.decode_report(heads, layout, tmp_path_factory).fields()
+        for layout in LAYOUTS
+        for heads in SUPPORTED_HEADS
     ]
+    expected += [compiled.work_report(kernel).fields() for kernel in (*VARIANTS, *KeyType)]
+    assert [kernel["name"] for kernel in printed["kernels"]] == list(kernel_names.every())
     for kernel, fields in zip(printed["kernels"], expected, strict=True):
         assert all(target["wanted"] for target in kernel.pop("targets"))
         assert kernel == fields
@@ -176,6 +180,8 @@ def test_the_command_is_legible_at_100_columns(monkeypatch: pytest.MonkeyPatch) 
     assert max(map(len, done.stdout.splitlines())) <= 110
     tables = [line for line in done.stdout.splitlines() if line.split()[:1] == ["unmasked"]]
     assert len(tables) == 2 * len(SUPPORTED_HEADS)
+    for name in kernel_names.every():
+        assert len(re.findall(rf"^{name}( |$)", done.stdout, re.MULTILINE)) == 1
     assert "…" not in done.stdout
     assert " ".join(done.stdout.split()).endswith(HONESTY)
     assert done.stdout.count("predictions") >= len(SUPPORTED_HEADS)

@@ -8,6 +8,7 @@ from kernel.gfx950.report.control_flow import natural_loops
 from kernel.gfx950.report.model import (
     UnknownRateError,
     count_classes,
+    dma_bytes,
     lds_lane_bytes,
     model_clocks,
 )
@@ -62,6 +63,21 @@ def test_an_lds_instruction_of_unknown_width_is_refused() -> None:
     (instruction,) = kernel_of("ds_bpermute_b32 v0, v1, v2").instructions
     with pytest.raises(UnknownRateError, match="bytes are not known"):
         lds_lane_bytes(instruction)
+
+
+def test_what_a_load_writes_into_lds() -> None:
+    """64 lanes of 16 or 4 bytes by DMA, nothing where registers are loaded."""
+    loads = kernel_of(
+        """
+        buffer_load_dwordx4 v0, s[4:7], 0 offen lds
+        buffer_load_dword v0, s[4:7], 0 offen lds
+        buffer_load_dwordx4 v[0:3], v4, s[4:7], 0 offen
+        """
+    ).instructions
+    assert [dma_bytes(load) for load in loads] == [1024, 256, 0]
+    (unknown,) = kernel_of("buffer_load_ushort v0, s[4:7], 0 offen lds").instructions
+    with pytest.raises(UnknownRateError, match="bytes are not known"):
+        dma_bytes(unknown)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ known, tells which instructions a trip issues; the trip's first block then tells
     group     the same, the last of a group of 16 blocks: its maximum is stored
     forced    some row's sentinel or end among them
 
-Results are not looked at. Clocks and times are PREDICTIONS.
+The loop is the same in both layouts of pages on their way; what a page takes of the LDS is not. Results are
+not looked at. Clocks and times are PREDICTIONS.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl.decode_layout import Layout
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
 from kernel.gfx950.launch import RunOptions, run
@@ -30,7 +32,7 @@ from kernel.gfx950.parse import Kernel, parse_program
 from kernel.gfx950.report.control_flow import natural_loops
 from kernel.gfx950.report.kernel_report import LoopReport, loop_report
 from kernel.gfx950.report.loops import Trip, UnknownLoopsError, trips_of
-from kernel.gfx950.report.model import SIMDS
+from kernel.gfx950.report.model import LDS_BYTES_PER_CLOCK, LDS_PASS_CLOCKS, SIMDS, dma_bytes
 from kernel.gfx950.report.replay import MEMORY_CLOCKS, WORKGROUPS
 from kernel.gfx950.report.resources import Resources, resources
 from kernel.gfx950.run_report import RunReport
@@ -65,9 +67,15 @@ class DecodeReport:
 
     name: str
     heads: int
+    layout: Layout
     resources: Resources
     loops: tuple[LoopReport, ...]
     hazards: tuple[HazardDistance, ...]
+    conflict_clocks: float
+    """Clocks of a CU's LDS for a page's bank conflicts where its scale bytes are random; a prediction."""
+    dma_clocks: float
+    """Clocks of a CU's LDS to take a page's bytes from memory, which neither ``model_clocks`` nor the replay
+    count; a prediction."""
 
     def loop(self, role: str) -> LoopReport:
         """The trip of a role."""
@@ -105,6 +113,7 @@ class DecodeReport:
         return {
             "name": self.name,
             "heads": self.heads,
+            "layout": self.layout,
             **asdict(self.resources),
             "loops": [loop.fields() for loop in self.loops],
             "page": {
@@ -113,6 +122,8 @@ class DecodeReport:
                 "lds_read": self.per_page("lds_read"),
                 "memory_loads": self.per_page("vmem_load"),
                 "model_clocks": {pipe: round(clocks, 1) for pipe, clocks in self.model_clocks.items()},
+                "lds_conflict_clocks": round(self.conflict_clocks, 1),
+                "lds_dma_clocks": round(self.dma_clocks, 1),
                 "predicted_clocks": round(self.predicted_clocks, 1),
                 "memory_clocks": round(MEMORY_PAGE_CLOCKS, 1),
             },
@@ -128,13 +139,14 @@ class DecodeReport:
         }
 
 
-def report_decode(assembly: str, name: str, heads: int) -> DecodeReport:
+def report_decode(assembly: str, name: str, heads: int, layout: Layout) -> DecodeReport:
     """Analyse one decode scorer.
 
     Args:
         assembly: the compiler's text, metadata included.
         name: the kernel's symbol.
         heads: the index heads it was compiled for, H.
+        layout: where its pages are on their way.
 
     Raises:
         InterpreterError: the kernel is wrong, or has an instruction that is not known.
@@ -147,8 +159,18 @@ def report_decode(assembly: str, name: str, heads: int) -> DecodeReport:
         raise ValueError(f"the assembly of {name} has no metadata")
     conflicts = report.bank_conflicts or {}
     extra_passes = {line: extra / accesses for line, (accesses, extra) in conflicts.items()}
-    loops = tuple(loop_report(kernel, trip, extra_passes) for trip in find_trips(report))
-    return DecodeReport(name, heads, resources(kernel.metadata), loops, tuple(hazard_distances(kernel)))
+    trips = find_trips(report)
+    page = next(trip for trip in trips if trip.role == "page").instructions(kernel)
+    return DecodeReport(
+        name,
+        heads,
+        layout,
+        resources(kernel.metadata),
+        tuple(loop_report(kernel, trip, extra_passes) for trip in trips),
+        tuple(hazard_distances(kernel)),
+        LDS_PASS_CLOCKS * sum(extra_passes.get(i.line, 0.0) for i in page) / TRIP_BLOCKS,
+        sum(map(dma_bytes, page)) / LDS_BYTES_PER_CLOCK / TRIP_BLOCKS,
+    )
 
 
 def find_trips(report: RunReport) -> list[Trip]:

@@ -29,6 +29,7 @@ LDS_BYTES_PER_CLOCK = 128
 LDS_PASS_CLOCKS = 2
 """Clocks of one pass over 64 banks of 4 bytes: what a bank conflict costs."""
 _LANE_BYTES = {"b128": 16, "b96": 12, "b64": 8, "u64": 8, "f64": 8, "b32": 4, "u32": 4, "f32": 4, "i32": 4}
+_DMA_LANE_BYTES = {"buffer_load_dword": 4, "buffer_load_dwordx4": 16}
 
 
 class UnknownRateError(IndexerError, ValueError):
@@ -104,3 +105,17 @@ def lds_lane_bytes(instruction: Instruction) -> int:
     if size is None or not operation.startswith(("read", "write")):
         raise UnknownRateError(f"line {instruction.line}: {instruction.text}: its bytes are not known")
     return size * (2 if operation.startswith(("read2", "write2")) else 1)
+
+
+def dma_bytes(instruction: Instruction) -> int:
+    """Bytes that a load brings from memory into LDS for a wave: 0 if it loads registers.
+
+    Raises:
+        UnknownRateError: a DMA of another width than 32 or 128 bits a lane.
+    """
+    if not instruction.modifiers.get("lds"):
+        return 0
+    size = _DMA_LANE_BYTES.get(instruction.mnemonic)
+    if size is None:
+        raise UnknownRateError(f"line {instruction.line}: {instruction.text}: its bytes are not known")
+    return size * LANES

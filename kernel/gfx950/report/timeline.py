@@ -13,9 +13,10 @@ workgroup starts later, by each of five fractions of a trip. Assumed, since a CP
   conflicts took in an interpreted run; data arrives 96 clocks after its turn.
 - A load from memory takes 1,500 clocks, a scalar load 400, whatever the bandwidth; a store counts as a load.
 - ``s_nop n`` takes its wave n + 1 issue slots. A barrier lets its waves go 32 clocks after the last arrives.
-- Left out: instruction fetch, register-bank conflicts, address translation, limits of the queues, clocks that
-  power management takes away, and that in a real launch the two workgroups are seldom on the same path: a
-  block's diagonal usually meets fully visible blocks of the other workgroup, which would fill its gaps.
+- Left out: what a DMA writes into LDS, instruction fetch, register-bank conflicts, address translation,
+  limits of the queues, clocks that power management takes away, and that in a real launch the two workgroups
+  are seldom on the same path: a block's diagonal usually meets fully visible blocks of the other workgroup,
+  which would fill its gaps.
 """
 
 from __future__ import annotations
