@@ -88,6 +88,18 @@ REVIEWED = (
         r"s_ff1_i32_b64 s, vcc; deleted: s_min_u32 s, s, 64 -> s_nop 0; v_readlane_b32 s, v, s; s_cmp_lg_u64",
     ),
     Equivalent(
+        "of at most 64 candidates none has place 64",
+        r"compare flipped: v_cmp_gt_i32_e32 vcc, 64, v -> v_cmp_ge_i32_e32 vcc, 64, v; "
+        r"v_cmp_gt_i32_e64 s, s, v; s_waitcnt lgkmcnt\(0\); v_not_b32_e32 v, v",
+        differs=False,
+    ),
+    Equivalent(
+        "a list of more than 128 has padding, whose place is behind all, past its 192nd; and what is sorted "
+        "behind its best 64 is overwritten",
+        r"v_add_u32_e32 v, 0x80, v; v_cmp_gt_i32_e32 vcc, 64, v; v_cmp_gt_i32_e64 s, s, v; "
+        r"operation changed: s_and_b64 s, vcc, s -> s_or_b64 s, vcc, s",
+    ),
+    Equivalent(
         "rows change places two by two, and what comes of it is mirrored: bitonic as well, and sorted next",
         r"operands swapped: v_permlane16_swap_b32_e32 v, v -> .*; s_nop 1; "
         r"(v_max_i32_dpp v, v, v|v_mov_b32_dpp v, v) row_mirror",
@@ -160,6 +172,8 @@ REVIEWED = (
     Equivalent(
         "a list of more than 64 is that of a short row, whose only load has landed: longer rows leave fewer",
         r"s_lshl3_add_u32 s, s, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
-        r"v_add_u32_e32 v, s, v; v_mov_b32_e32 v, 0",
+        r"v_add_u32_e32 v, s, v; v_mov_b32_e32 v, 0|"
+        r"s_mov_b32 s, 4; v_lshl_add_u32 v, v, 3, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
+        r"ds_read2st64_b64",
     ),
 )

@@ -20,10 +20,7 @@ _SAMPLES = {
 }  # fmt: skip
 """Mutants in every run of the suite, of a kernel of each family."""
 _PARTS = 8
-_OPEN = {
-    **{name: 0.9 for name in NAMES if name.startswith("topk")},
-    **{name: 0.98 for name in NAMES if name.endswith("staged")},
-}
+_OPEN = dict.fromkeys(("topk_scan_k64", "topk_group_k64"), 0.98)
 """Kernels of which not every mutant has been caught or shown equivalent yet, and the share that must be. What
 survives is recorded; of all other kernels nothing may."""
 
