@@ -32,7 +32,8 @@ def _cut_in(
     random: np.random.Generator, best: int, slices: int, width: int, at: int, slots: Iterable[int]
 ) -> Iterator[Float32Array]:
     """Cells whose list is cut behind slice ``at``, of so many times 64 candidates."""
-    for where in ("anywhere", "anywhere, in part", "last", *["among"] * 4):
+    # A list of the best 64 has most places, and each lane's own one of each is compared in code of its own.
+    for where in ("anywhere", "anywhere, in part", "last", *["among"] * (12 if best == 64 else 4)):
         yield _among_ties(random, best, slices, width, at, where)
     enough = _better_lanes(best) * width * (at + 1) >= best + 8
     for slot in slots if enough else ():
