@@ -88,6 +88,23 @@ REVIEWED = (
         r"s_ff1_i32_b64 s, vcc; deleted: s_min_u32 s, s, 64 -> s_nop 0; v_readlane_b32 s, v, s; s_cmp_lg_u64",
     ),
     Equivalent(
+        "rows of one load and rows of a loop's loads come here, and of neither is a load of what is touched "
+        "next still in flight: LLVM's counters are those of both",
+        r"v_lshl_add_u32 v, v, 3, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
+        r"ds_write_b64 v, v; s_or_b64 exec, exec, s|"
+        r"vmcnt (weakened|dropped): s_waitcnt vmcnt\(0\) lgkmcnt\(0\) -> .*; "
+        r"(v_not_b32_e32 v, v; v_lshl_add_u64 v, s, 0, v|v_cndmask_b32_e64 v, v, v, s; v_mov_b32_e32 v, s)",
+    ),
+    Equivalent(
+        "a list that is cut has more than 64 candidates, so the loop makes more than four trips",
+        r"compare flipped: s_cmp_lt_u32 s, 12 -> s_cmp_le_u32 s, 12; (s_nop 0|v_cndmask_b32_e64 v, 0, 1, vcc)",
+        differs=False,
+    ),
+    Equivalent(
+        "a list is far shorter than 2^30",
+        r"constant shifted: s_and_b32 s, s, 0x7ffffffc -> s_and_b32 s, s, 0x3ffffffc",
+    ),
+    Equivalent(
         "of at most 64 candidates none has place 64",
         r"compare flipped: v_cmp_gt_i32_e32 vcc, 64, v -> v_cmp_ge_i32_e32 vcc, 64, v; "
         r"v_cmp_gt_i32_e64 s, s, v; s_waitcnt lgkmcnt\(0\); v_not_b32_e32 v, v",
