@@ -97,7 +97,8 @@ REVIEWED = (
     ),
     Equivalent(
         "a list that is cut has more than 64 candidates, so the loop makes more than four trips",
-        r"compare flipped: s_cmp_lt_u32 s, 12 -> s_cmp_le_u32 s, 12; (s_nop 0|v_cndmask_b32_e64 v, 0, 1, vcc)",
+        r"compare flipped: s_cmp_lt_u32 s, 12 -> s_cmp_le_u32 s, 12; "
+        r"(s_nop 0|v_cndmask_b32_e64 v, 0, 1, vcc)",
         differs=False,
     ),
     Equivalent(
