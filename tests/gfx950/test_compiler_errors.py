@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import flydsl.expr as fx
 import pytest
 import torch
 from flydsl._mlir.dialects import llvm
+from flydsl.compiler.jit_function import MlirCompiler
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import compiler_errors, device, kernel_cache, toolchain
@@ -99,3 +102,17 @@ def test_long_output_is_kept_in_a_file(cache: Path, capfd: pytest.CaptureFixture
 def test_warnings_are_written_behind(capfd: pytest.CaptureFixture[str]) -> None:
     assert compiler_errors._checked("some", lambda: os.write(2, b"warning: no error: none\n")) == 24
     assert capfd.readouterr().err == "warning: no error: none\n"
+
+
+def test_threads_leave_the_compiler_as_it_was(cache: Path) -> None:
+    def compile_too() -> None:
+        with compiler_errors.raised("second"):
+            pass
+
+    before = MlirCompiler.compile
+    other = threading.Thread(target=compile_too)
+    with compiler_errors.raised("first"):
+        other.start()
+        time.sleep(0.2)  # the other waits for its turn
+    other.join()
+    assert before == MlirCompiler.compile

@@ -33,8 +33,8 @@ def raised(name: str) -> Iterator[None]:
     from flydsl.compiler.diagnostics import DSLCompileError
     from flydsl.compiler.jit_function import MlirCompiler
 
-    lower = MlirCompiler.compile
     with _one_at_a_time:
+        lower = MlirCompiler.compile
         MlirCompiler.compile = lambda *arguments, **named: _checked(name, lower, *arguments, **named)
         try:
             yield
