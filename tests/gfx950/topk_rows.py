@@ -129,6 +129,14 @@ def few_groups(random: np.random.Generator) -> Iterator[Row]:
         yield Row(f"{groups} groups", _normal(random, GROUP * groups - int(random.integers(GROUP))))
 
 
+def one_a_lane(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Of as many columns, and of as many groups, as more than half of a wave has lanes, and as are all among
+    the best: a list of each length whose candidates are compared one a lane."""
+    for num in range(33, best + 1):
+        yield Row(f"{num} blocks", _normal(random, num))
+        yield Row(f"{num} groups of 16 blocks", _normal(random, GROUP * num))
+
+
 def every_length(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
     """Cells of which a list takes 1 more, up to as many as it can before it is cut; in no order.
 

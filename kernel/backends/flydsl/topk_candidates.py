@@ -113,12 +113,14 @@ class CandidateList:
         def cut() -> list[Value]:
             """A cut leaves the list in order."""
             keep = functools.partial(self._keep, state)
-            # more than 64 columns pass on ordinary rows: a way of its own for them, and its registers, pay
-            d.if_then(
-                fx.Int32(state.count) <= 2 * LANES,
-                lambda: keep(2, rare=False),
-                lambda: keep(-(-most // LANES), rare=True),
-            )
+            if most <= 2 * LANES:
+                keep(2, rare=False)
+            else:  # more than 64 columns pass on ordinary rows: a way of its own for them pays
+                d.if_then(
+                    fx.Int32(state.count) <= 2 * LANES,
+                    lambda: keep(2, rare=False),
+                    lambda: keep(-(-most // LANES), rare=True),
+                )
             left = self._best_of(state, ordered)
             lane = fx.Int32(d.pin(self.lane))
             return [*left, self._load(lane), lane]

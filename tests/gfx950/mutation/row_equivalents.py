@@ -146,6 +146,13 @@ REVIEWED = (
         differs=False,
     ),
     Equivalent(
+        "a lane's third candidate and later ones may lie behind the list and its padding, and be copies "
+        "of what an earlier cut moved: their places are not used",
+        r"s_nop 1; v_addc_co_u32_e32 v, vcc, v, v, vcc; compare flipped: v_cmp_gt_i64_e32 vcc, v, v -> "
+        r"v_cmp_ge_i64_e32 vcc, v, v; s_nop 1; v_addc_co_u32_e32 v, vcc, v, v, vcc; v_cmp_gt_i64",
+        differs=True,
+    ),
+    Equivalent(
         "the entry behind the last is padding, whose place is behind all",
         r"(v_add_u32_e32 v, (64|0x[48c]0|0x100), v; (v_cmp_gt_i32_e(32 vcc|64 s), (16|32|64|s), v; "
         r")?|v_cmp_gt_i32_e32 vcc, (16|32|64), v; )"

@@ -25,6 +25,7 @@ from tests.gfx950.topk_rows import (
     fine_rows,
     heavy_rows,
     network_rows,
+    one_a_lane,
     rows_of_groups,
     short_rows,
     special_rows,
@@ -84,6 +85,10 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     for ascending in (False, True):
         yield TopkLaunch("short", variant, [few], variant.best - 1, ascending)
         yield TopkLaunch("heads", variant, heads, 5, ascending)
+
+    left = one_a_lane(random, variant.best)
+    while part := list(islice(left, _PART)):
+        yield TopkLaunch(part[0].name, variant, [part], variant.best)
 
 
 def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[Iterable[Row], int]]:
