@@ -91,7 +91,7 @@ REVIEWED = (
         "rows of one load and rows of a loop's loads come here, and of neither is a load of what is touched "
         "next still in flight: LLVM's counters are those of both",
         r"v_lshl_add_u32 v, v, 3, s; (deleted|vmcnt weakened): s_waitcnt vmcnt\(0\) -> .*; "
-        r"ds_write_b64 v, v; s_or_b64 exec, exec, s|"
+        r"(ds_write_b64 v, v; s_or_b64 exec, exec, s|ds_read_b64 v, v; v_cmp_gt_i32_e32 vcc, s, v; s_cmp_eq)|"
         r"vmcnt (weakened|dropped): s_waitcnt vmcnt\(0\) lgkmcnt\(0\) -> .*; "
         r"(v_not_b32_e32 v, v; v_lshl_add_u64 v, s, 0, v|v_cndmask_b32_e64 v, v, v, s; v_mov_b32_e32 v, s)",
     ),
