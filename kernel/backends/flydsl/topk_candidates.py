@@ -114,6 +114,7 @@ class CandidateList:
             """A cut leaves the list in order."""
             keep = functools.partial(self._keep, state)
             if most <= 2 * LANES:
+                llvm.intr_assume(as_ir_value(fx.Int32(state.count) <= most), [], [])  # bounds LLVM's loops
                 keep(2, rare=False)
             else:  # more than 64 columns pass on ordinary rows: a way of its own for them pays
                 d.if_then(
