@@ -14,16 +14,8 @@ from kernel.backends.flydsl.topk_variants import CLASSES, VARIANTS, Variant, var
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
 from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.topk_launch import TopkLaunch
-from tests.gfx950.topk_rows import (
-    Row,
-    counted_rows,
-    crowded_groups,
-    crowded_rows,
-    network_rows,
-    rows_of_groups,
-    short_rows,
-    special_rows,
-)
+from tests.gfx950.topk_list_rows import counted_rows, crowded_groups, crowded_rows
+from tests.gfx950.topk_rows import Row, network_rows, rows_of_groups, short_rows, special_rows
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 PART = 48

@@ -42,25 +42,25 @@ class Row:
 def short_rows(random: np.random.Generator) -> Iterator[Row]:
     """Of every length about the edges of loads, lanes and slices."""
     for length in LENGTHS:
-        yield Row(f"{length} blocks", _normal(random, length))
+        yield Row(f"{length} blocks", normal(random, length))
 
 
 def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
     """Ties and special values; ``length`` is at least 600."""
     full = np.full
-    yield Row("normal", _normal(random, length))
+    yield Row("normal", normal(random, length))
     yield Row("all equal", full(length, 3.5, np.float32))
     yield Row("40 equal", full(40, -1, np.float32))
     yield Row("all -inf", full(length, -INF))
     yield Row("all NaN", full(length, NAN))
     yield Row("9 NaN", full(9, NAN))
-    x = _normal(random, length)
+    x = normal(random, length)
     for share, pattern in ((0.3, 0x7FC00000), (0.1, 0xFFC00001), (0.1, 0x7F800001), (0.1, 0xFF812345)):
         x.view(np.uint32)[random.random(length) < share] = pattern
     yield Row("quiet, signalling and negative NaN", x)
     x = full(length, -INF)
     x[random.choice(length, length // 3, replace=False)] = NAN
-    x[random.choice(length, 7, replace=False)] = _normal(random, 7)
+    x[random.choice(length, 7, replace=False)] = normal(random, 7)
     yield Row("7 finite among NaN and -inf", x)
     yield Row("two values", random.integers(0, 2, length).astype(np.float32))
     yield Row("three values, a tail", random.integers(-1, 2, length - 5).astype(np.float32))
@@ -69,10 +69,10 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
     yield Row("falling", -np.arange(length, dtype=np.float32))
     within = np.arange(length)
     for name, period, few in (("few lanes", 64, 3), ("three lanes", 256, 12)):
-        x = _normal(random, length) * np.float32(0.01)
+        x = normal(random, length) * np.float32(0.01)
         x[within % period < few] += within[within % period < few].astype(np.float32)
         yield Row(f"rising in {name}", x)
-    x = _normal(random, length) * np.float32(0.01)
+    x = normal(random, length) * np.float32(0.01)
     x[within % 256 < 40] += (within // 256)[within % 256 < 40].astype(np.float32)
     yield Row("rising steps with ties", x)
     bits = full(length, 100, np.float32).view(np.uint32)
@@ -86,7 +86,7 @@ def special_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
     yield Row("zeros of both signs", x.copy())
     x[random.choice(length, 10, replace=False)] = np.repeat(np.array([1e-45, -1e-45], np.float32), 5)
     yield Row("zeros and denormals", x)
-    x = _normal(random, length)
+    x = normal(random, length)
     x[[0, length - 1, length // 2]] = 1e30, 1e29, INF
     yield Row("sentinels and +inf", x)
     x = full(length, INF)
@@ -123,123 +123,11 @@ def rows_of_groups(random: np.random.Generator, length: int, best: int) -> Itera
         yield Row(f"{best} groups of {num} blocks", x)
 
 
-def few_groups(random: np.random.Generator) -> Iterator[Row]:
-    """As many groups as half of a wave has lanes, and fewer: all of them are among the best 32."""
-    for groups in range(17, 34):
-        yield Row(f"{groups} groups", _normal(random, GROUP * groups - int(random.integers(GROUP))))
-
-
-def one_a_lane(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """Of as many columns, and of as many groups, as more than half of a wave has lanes, and as are all among
-    the best: a list of each length whose candidates are compared one a lane."""
-    for num in range(33, best + 1):
-        yield Row(f"{num} blocks", _normal(random, num))
-        yield Row(f"{num} groups of 16 blocks", _normal(random, GROUP * num))
-
-
-def every_length(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
-    """Cells of which a list takes 1 more, up to as many as it can before it is cut; in no order.
-
-    Few lanes have better cells, a last one the least of those that the bound lets pass.
-    """
-    own = 1 if best < 64 else 2
-    heavy = best // own - 1
-    for count in range(heavy * own, min(heavy * slices * width, 64 * own) + 1):
-        lanes = random.permutation(64)
-        cells = np.arange(64 * width * slices).reshape(slices, 64, width).transpose(1, 0, 2).reshape(64, -1)
-        of_lane = [random.permutation(cells[lane]) for lane in lanes[: heavy + own]]
-        first = [one[:own] for one in of_lane[:heavy]]
-        more = random.permutation(np.concatenate([one[own:] for one in of_lane[:heavy]]))
-        chosen = np.concatenate([*first, more[: count - heavy * own]])
-        x = np.full(cells.size, -1e6, np.float32)
-        x[chosen] = random.permutation(chosen.size) - 500
-        x[[one[0] for one in of_lane[heavy:]]] = -1000
-        yield x
-
-
-def uneven_halves(random: np.random.Generator, best: int, width: int) -> Iterator[Float32Array]:
-    """Cells whose best are in as many lanes, each number of them in the wave's lower half."""
-    half = min(best, 32)
-    for low in range(half + 1):
-        lanes = [*random.permutation(32)[:low], *(32 + random.permutation(32)[: half - low])]
-        if best == 64:
-            lanes = [*lanes, *lanes]
-        x = np.full(64 * width, -1e6, np.float32)
-        for at, lane in enumerate(lanes):
-            x[lane * width + (at >= half)] = random.permutation(1000)[0] - at * 1e-3
-        x[random.permutation(64 * width)[:2]] += 1
-        yield x
-
-
 def of_groups(random: np.random.Generator, maxima: Float32Array) -> Float32Array:
     """Scores whose groups have these maxima, anywhere in them."""
     x = np.full(GROUP * maxima.size, -2e6, np.float32)
     x[np.arange(maxima.size) * GROUP + random.integers(0, GROUP, maxima.size)] = maxima
     return x
-
-
-def gathered_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """Of the best groups as many columns pass as a list takes before it is cut, one more in each row."""
-    for count in range(best, 65):
-        groups = random.permutation(64)[:best]
-        x = np.full(1024, -1e6, np.float32)
-        columns = groups * GROUP + random.integers(0, GROUP, best)
-        x[columns] = random.permutation(best) - 500
-        last = columns[np.argmin(x[columns])]
-        others = np.setdiff1d((groups[:, None] * GROUP + np.arange(GROUP)).ravel(), columns)
-        others = others[others // GROUP != last // GROUP]
-        more = random.permutation(others)[: count - best]
-        x[more] = x[last] + 0.5
-        yield Row(f"{count} columns of {best} groups", x)
-
-
-def counted_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """As many equal best scores as a wave has lanes, one fewer and one more: lists that are not cut, just not
-    cut, and cut. Then rows of many candidates in no order."""
-    for count in (63, 64, 65):
-        yield Row(f"{count} equal", np.full(count, -1, np.float32))
-        x = np.full(500, -9, np.float32)
-        groups = random.choice(31, best if best == GROUP else 31, replace=False)
-        columns = (groups[:, None] * GROUP + np.arange(GROUP)).ravel()
-        x[random.choice(columns, count, replace=False)] = -1
-        yield Row(f"{count} equal in groups", x)
-    yield Row("64 equal groups", np.full(1024, -1, np.float32))
-    for length in (256, 255, 250, 200, 190, 150):
-        yield Row(f"normal, {length} blocks", _normal(random, length) - 100)
-
-
-def crowded_rows(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """Lists of many lengths up to a wave, and the result's columns anywhere in them: all but one of ``best``
-    lanes hold some of the best columns, the last lane the least of all."""
-    for columns in (1, 2, 2, 3, 3, 3, *[4] * 10):
-        lanes = random.choice(64, best, replace=False)
-        places = (4 * lanes[1:, None] + np.arange(columns)).ravel()[: 44 if columns == 3 else None]
-        x = np.full(256, -1e6, np.float32)
-        x[places] = random.permutation(places.size) - 500
-        x[4 * lanes[0]] = -1000
-        yield Row(f"{best} lanes of {columns} columns", x)
-
-
-def tied_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
-    """Everything passes, and a few better columns lie anywhere in lists that are cut: of every other row they
-    differ, in no order."""
-    for at in range(8):
-        x = np.full(length, -50, np.float32)
-        places = random.choice(length // GROUP, 13, replace=False) * GROUP + random.integers(0, GROUP, 13)
-        x[places] = -at if at % 2 else -random.permutation(13)
-        yield Row(f"13 above {length} equal ones, {at}", x)
-
-
-def heavy_rows(random: np.random.Generator, best: int, length: int) -> Iterator[Row]:
-    """One lane fewer than ``best`` holds only high scores, so that most of them pass and lists are cut again
-    and again; in no order, and rising so that the last are the best."""
-    lane = np.arange(length) // 4 % 64
-    for at in range(8):
-        heavy = np.isin(lane, random.choice(64, best - 1, replace=False))
-        x = np.full(length, -1e6, np.float32)
-        values = random.permutation(int(heavy.sum())) if at % 2 else np.arange(int(heavy.sum()))
-        x[heavy] = values
-        yield Row(f"{best - 1} heavy lanes of {length} blocks, {at}", x)
 
 
 def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator[Float32Array]:
@@ -248,63 +136,24 @@ def ended_rows(random: np.random.Generator, slices: int, width: int) -> Iterator
     for at in range(slices):
         for place in range(2 * width):
             num = 64 * width * at + 2 * width * int(random.integers(1, 32)) + place
-            x = -1 - np.abs(_normal(random, num))
+            x = -1 - np.abs(normal(random, num))
             x[-1] = -0.5
-            yield x
-
-
-def tied_groups(random: np.random.Generator, best: int) -> Iterator[Float32Array]:
-    """Maxima of which as many are equal or better as a list takes before it is cut: any are better, or the
-    last are."""
-    for count in range(best, 65):
-        for late in (False, True):
-            x = np.full(64, -1e6, np.float32)
-            passing = random.permutation(64)[:count]
-            x[passing] = -1
-            better = np.sort(passing)[::-1][: best - 1] if late else passing[: random.integers(0, best)]
-            x[better] = 5
             yield x
 
 
 def zero_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
     """Zeros of both signs are equal, and the lower ids of them fill what few better columns leave."""
     for better in (0, 3, 7, 11):
-        x = np.copysign(np.zeros(length, np.float32), _normal(random, length))
+        x = np.copysign(np.zeros(length, np.float32), normal(random, length))
         x[random.permutation(length)[:better]] = 1
         yield Row(f"{better} above zeros, {length} blocks", x)
-
-
-def late_rows(random: np.random.Generator) -> Iterator[Row]:
-    """Short rows that pass whole, whose last columns are the best."""
-    for num in (72, 80, 104, 128, 136, 152, 168, 192, 200, 216, 232, 256):
-        x = np.full(num, -50, np.float32)
-        x[-16:] = random.permutation(16)
-        yield Row(f"the last 16 of {num} blocks", x)
-
-
-def fine_rows(random: np.random.Generator, best: int, slices: int | None) -> Iterator[Row]:
-    """:func:`every_length` and :func:`uneven_halves`, of the columns of short rows, and of up to ``slices``
-    times 64 groups."""
-    yield from late_rows(random)
-    for x in ended_rows(random, 9 if slices is None else 1, 4):
-        yield Row("a row's end", x)
-    for x in (*every_length(random, best, 1, 4), *uneven_halves(random, best, 4)):
-        yield Row("a short row's columns", x)
-    if slices is not None:
-        for x in (*tied_groups(random, best), *ended_rows(random, slices, 1)):
-            yield Row("tied or ended groups", of_groups(random, x))
-        for x in every_length(random, best, min(slices, 4), 1) if slices > 1 else ():
-            yield Row("lengths of a list of groups", of_groups(random, x))
-        for x in uneven_halves(random, min(best, 32), 1):
-            yield Row("groups in uneven halves", of_groups(random, x))
-        yield from gathered_rows(random, best)
 
 
 def whole_chunks(random: np.random.Generator, chunk: int) -> Iterator[Row]:
     """Rows of as many columns as one or two trips of the kernel's loop read, and of one more or fewer."""
     for num in (chunk - 1, chunk, chunk + 1):
-        yield Row(f"{num} blocks", _normal(random, num))
-    x = _normal(random, 2 * chunk) - 9
+        yield Row(f"{num} blocks", normal(random, num))
+    x = normal(random, 2 * chunk) - 9
     part = chunk // 8
     x[np.arange(16) * part + random.integers(0, part, 16)] = random.permutation(16)
     yield Row(f"{2 * chunk} blocks, the best in each eighth of a chunk", x)
@@ -314,32 +163,11 @@ def spread_rows(random: np.random.Generator, length: int) -> Iterator[Row]:
     """The best columns at every place of a lane's loads."""
     places = random.permutation(min(length, 2048) // 256 * 4)
     for first in range(0, places.size, GROUP):
-        x = _normal(random, length) - np.float32(9)
+        x = normal(random, length) - np.float32(9)
         slices, columns = np.divmod(places[first : first + GROUP], 4)
         lanes = random.choice(64, slices.size, replace=False)
         x[slices * 256 + lanes * 4 + columns] = random.permutation(slices.size)
         yield Row(f"spread over {length} blocks, {first}", x)
-
-
-def crowded_groups(random: np.random.Generator, best: int) -> Iterator[Row]:
-    """Of 64 groups the best stand next to each other, wherever, and the others tie for the places left; or
-    all differ, and the best of them hold some of the best columns."""
-    whole = [(first, 15, 64) for first in (0, 1, 2, 16, 31, 46, 49)]
-    for first, better, num in (*whole, (30, 13, 45)):
-        x = np.full(1024, -1e6, np.float32)
-        groups = np.sort(random.permutation(64)[:num])
-        x[groups * GROUP + random.integers(0, GROUP, num)] = -1000
-        x[groups[first : first + better] * GROUP] = random.permutation(better) - 500
-        yield Row(f"{better} groups above {num - better} equal ones", x)
-    for columns in (1, 2, 3, *[4] * 8):
-        x = np.full(1024, -2000, np.float32)
-        x += _normal(random, 1024)
-        groups = random.choice(64, best if best < 64 else 60, replace=False)
-        places = (groups[:, None] * GROUP + np.arange(columns)).ravel()
-        x[places] = random.permutation(places.size) - 500
-        yield Row(f"{columns} columns of {groups.size} groups", x)
-    for at in range(6):
-        yield Row(f"normal, 1024 blocks, {at}", _normal(random, 1024))
 
 
 def network_rows(random: np.random.Generator, best: int, width: int, count: int) -> Iterator[Row]:
@@ -354,5 +182,6 @@ def network_rows(random: np.random.Generator, best: int, width: int, count: int)
         yield Row(f"{high} lanes of {width} high, {at}", x)
 
 
-def _normal(random: np.random.Generator, length: int) -> Float32Array:
+def normal(random: np.random.Generator, length: int) -> Float32Array:
+    """Normal scores."""
     return random.standard_normal(length).astype(np.float32)

@@ -16,21 +16,23 @@ from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.test_insert import launch_of
 from tests.gfx950.topk_cut_rows import cut_columns, cut_groups, cut_scores, cut_short
 from tests.gfx950.topk_launch import TopkLaunch
-from tests.gfx950.topk_rows import (
-    Row,
+from tests.gfx950.topk_list_rows import (
     counted_rows,
     crowded_groups,
     crowded_rows,
     few_groups,
     fine_rows,
     heavy_rows,
-    network_rows,
     one_a_lane,
+    tied_rows,
+)
+from tests.gfx950.topk_rows import (
+    Row,
+    network_rows,
     rows_of_groups,
     short_rows,
     special_rows,
     spread_rows,
-    tied_rows,
     whole_chunks,
     zero_rows,
 )
