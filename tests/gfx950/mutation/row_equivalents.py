@@ -72,8 +72,9 @@ REVIEWED = (
         r"v_cmp_ne_u32_e32 vcc, 0, v",
     ),
     Equivalent(
-        "the same two halves are added",
-        r"operands swapped: v_permlane32_swap_b32_e32 v, v -> .*; v_add_u32_e32 v, v, v",
+        "of the same two halves or rows the sum or the lesser is taken",
+        r"operands swapped: v_permlane(32_swap_b32_e32 v, v -> .*; v_add_u32|16_swap_b32_e32 v, v -> .*; "
+        r"v_min_i32)_e32 v, v, v",
     ),
     Equivalent(
         "padding is below every candidate whatever its lower half is",
@@ -148,8 +149,9 @@ REVIEWED = (
     Equivalent(
         "a lane's third candidate and later ones may lie behind the list and its padding, and be copies "
         "of what an earlier cut moved: their places are not used",
-        r"s_nop 1; v_addc_co_u32_e32 v, vcc, v, v, vcc; compare flipped: v_cmp_gt_i64_e32 vcc, v, v -> "
-        r"v_cmp_ge_i64_e32 vcc, v, v; s_nop 1; v_addc_co_u32_e32 v, vcc, v, v, vcc; v_cmp_gt_i64",
+        r"s_nop 1; v_(addc_co_u32_e32 v, vcc, v, v|cndmask_b32_e64 v, 0, 1), vcc; compare flipped: "
+        r"v_cmp_gt_i64_e32 vcc, v, v -> v_cmp_ge_i64_e32 vcc, v, v; s_nop 1; "
+        r"v_(addc_co_u32_e32 v, vcc, v, v|cndmask_b32_e64 v, 0, 1), vcc; v_cmp_gt_i64",
         differs=True,
     ),
     Equivalent(
