@@ -167,7 +167,9 @@ def cut_columns(random: np.random.Generator, best: int) -> Iterator[Row]:
             passing = np.ones(best, np.int64)
             for _ in range(length - first - GROUP):
                 passing[random.choice(np.flatnonzero(passing[: first + GROUP] < GROUP))] += 1
-            yield Row(f"{length} columns behind group {first}", _of_groups(random, passing, 1000)[0])
+            x, of_group = _of_groups(random, passing, 1000)
+            yield Row(f"{length} columns behind group {first}", x)
+            yield Row(f"{length} columns behind group {first}", _last_kept(x, of_group, first))
 
 
 def _of_groups(
@@ -185,6 +187,20 @@ def _of_groups(
         of_group.append(columns)
     x[of_group[-1]] = -1
     return x, of_group
+
+
+def _last_kept(x: Float32Array, of_group: list[npt.NDArray[np.int64]], first: int) -> Float32Array:
+    """:func:`_of_groups` where the last of the list is among the best."""
+    listed = [
+        (column % 4, at, column)
+        for at, columns in enumerate(of_group[first : first + GROUP])
+        for column in np.sort(columns)
+        if columns is not of_group[-1]
+    ]
+    last = max(listed)[-1]
+    x = x.copy()
+    x[last] = max(x[last], 999.5)
+    return x
 
 
 def _left_out(

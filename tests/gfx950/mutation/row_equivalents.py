@@ -73,8 +73,7 @@ REVIEWED = (
     ),
     Equivalent(
         "of the same two halves or rows the sum or the lesser is taken",
-        r"operands swapped: v_permlane(32_swap_b32_e32 v, v -> .*; v_add_u32|16_swap_b32_e32 v, v -> .*; "
-        r"v_min_i32)_e32 v, v, v",
+        r"operands swapped: v_permlane(16|32)_swap_b32_e32 v, v -> .*; v_(add_u32|min_i32)_e32 v, v, v",
     ),
     Equivalent(
         "padding is below every candidate whatever its lower half is",
