@@ -149,6 +149,7 @@ def score(
 
 def score_case(case: Case, options: Mapping[str, OptionValue]) -> Call[ScoreReply]:
     """Score a case. What it expects stays here."""
+    _check_case(case)
     topk = case.topk if options["topk"] is None else options["topk"]
     return Call(
         method="POST",
@@ -163,6 +164,7 @@ def score_case(case: Case, options: Mapping[str, OptionValue]) -> Call[ScoreRepl
 
 def profile(case: Case, options: Mapping[str, OptionValue]) -> Call[Profile]:
     """Profile a case."""
+    _check_case(case)
     return Call(
         method="POST",
         path="/v1/profile",
@@ -193,6 +195,12 @@ def _scores(body: bytearray, query: Array, topk: OptionValue) -> ScoreReply:
         wanted = [heads, tokens, "k" if topk is None else topk]
         raise BadReplyError(f"block_ids.shape = {list(got)}: {wanted} was asked for; the answer is another's")
     return reply
+
+
+def _check_case(case: object) -> None:
+    if not isinstance(case, Case):
+        limit = "must be a Case"
+        raise InvalidArgumentError("case", type(case).__name__, limit, "read it: indexer.case.read_case")
 
 
 def _without_expectations(case: Case) -> Case:

@@ -18,6 +18,7 @@ from indexer.ragged import ragged_requests
 from indexer.result import ScoreResult
 from indexer.score_call import ScoreCall
 from indexer.stages import StageTimes
+from indexer.untraced import untraced
 from kernel.backends import registry
 from kernel.backends.base import Order
 from kernel.batch import ScoreBatch
@@ -115,11 +116,13 @@ class IndexScorer:
         """
         return torch.tensor(self._cache.block_table(seq), dtype=torch.int32, device="cpu")
 
+    @untraced
     def add_sequence(self) -> int:
         """Make an empty sequence and return its id. Ids are never used twice."""
         with self._lock:
             return self._cache.add()
 
+    @untraced
     def append_keys(self, seq: int, k: torch.Tensor) -> None:
         """Quantise index keys to NVFP4 and append them to a sequence, allocating pages as needed.
 
@@ -138,6 +141,7 @@ class IndexScorer:
             check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
             self._cache.append(seq, k)
 
+    @untraced
     def fork_sequence(self, seq: int) -> int:
         """Make a sequence with the same keys and return its id. It shares every page; the partial last one is
         copied when either side appends to it.
@@ -148,6 +152,7 @@ class IndexScorer:
         with self._lock:
             return self._cache.fork(seq)
 
+    @untraced
     def free_sequence(self, seq: int) -> None:
         """Drop a sequence. Pages that no other sequence holds are zeroed and can be allocated again.
 
@@ -159,6 +164,7 @@ class IndexScorer:
         with self._lock:
             self._cache.free(seq)
 
+    @untraced
     def score(
         self,
         q: torch.Tensor,
@@ -215,6 +221,7 @@ class IndexScorer:
                 return_scores=call.return_scores,
             )
 
+    @untraced
     def score_paged(
         self,
         q: torch.Tensor,

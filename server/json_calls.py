@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from indexer.case import Case
 from indexer.case.container import Array
@@ -112,9 +113,16 @@ def _parsed(model: type[_Model], body: bytearray) -> _Model:
         return model.model_validate_json(bytes(body))
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=True)[0]
-        value = first["input"] if isinstance(first["input"], (int, float, str)) else type(first["input"])
         argument = argument_name(first["loc"])
-        raise invalid(argument, ascii(value)[:100], first["msg"], "see /openapi.json") from error
+        raise invalid(argument, _value_of(first), first["msg"], "see /openapi.json") from error
+
+
+def _value_of(error: ErrorDetails) -> str:
+    """The value that is at fault, for a message."""
+    given = error["input"]
+    if error["type"] == "missing":  # the input is what should hold it
+        return "not given"
+    return ascii(given)[:100] if isinstance(given, (int, float, str)) else type(given).__name__
 
 
 def _array(name: str, values: list[Any], empty: tuple[int, ...]) -> Array:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,13 +60,15 @@ def first_run(
     with one_line_errors(as_json):
         chosen = _chosen(part)
         _check_unused(out)
-        out.mkdir(parents=True, exist_ok=True)
         record = Record(backend.value, versions(), kernels(), chosen)
-        record.write(out)  # a folder that cannot be written is told before the work
+        with _writing(out):  # a folder that cannot be written is told before the work
+            out.mkdir(parents=True, exist_ok=True)
+            record.write(out)
         record.stopped = _refusal(backend)
         with interruption.handling():
             _run(record, out, _cases(backend, cases or []), interruption)
-            record.pack(out)
+            with _writing(out):
+                record.pack(out)
     if as_json:
         print(json.dumps(record.fields()))
     else:
@@ -95,7 +99,8 @@ def _run(record: Record, out: Path, cases: list[str], interruption: Interruption
             else:
                 command = command_of(name, "auto" if refused else record.backend, out, cases)
                 record.parts.append(run_part(name, command, PART_TIMEOUT_S, interruption))
-            record.write(out)
+            with _writing(out):
+                record.write(out)
     if interruption.signal is not None:
         record.stopped = f"interrupted by {interruption.signal.name}"
     record.finished = record.stopped is None
@@ -117,6 +122,20 @@ def kernels() -> dict[str, str | None]:
 def printable_lines(text: str) -> str:
     """A text without anything that steers a terminal but the ends of its lines."""
     return "\n".join(map(printable, text.splitlines()))
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Name the folder where a write fails: a disk that is full gives neither file nor remedy."""
+    from kernel.errors import InvalidArgumentError
+
+    try:
+        yield
+    except OSError as error:
+        limit = f"cannot be written: {error.strerror or error}"
+        raise InvalidArgumentError(
+            "--out", out, limit, "make room, or name another folder with --out"
+        ) from error
 
 
 def _check_unused(out: Path) -> None:

@@ -22,6 +22,7 @@ from indexer.distributed.share import HeldRequest, ShareScorer
 from indexer.result import ScoreResult
 from indexer.scorer import KEY_DTYPES, IndexScorer
 from indexer.stages import StageTimes
+from indexer.untraced import untraced
 from kernel.backends.base import Order
 from kernel.batch import Request, causal_blocks
 from kernel.checks import check_finite, check_tensor
@@ -140,6 +141,7 @@ class DistributedIndexScorer(IndexScorer):
         """
         return self._striped_of(seq).length
 
+    @untraced
     def add_sequence(self) -> int:
         """Make an empty sequence and return its id, the same on all ranks. Ids are never used twice.
 
@@ -152,6 +154,7 @@ class DistributedIndexScorer(IndexScorer):
             self._striped[seq] = _Striped()
             return seq
 
+    @untraced
     def append_keys(self, seq: int, k: torch.Tensor) -> None:
         """Quantise those of the keys that lie in this rank's blocks and append them; see the base class.
 
@@ -179,6 +182,7 @@ class DistributedIndexScorer(IndexScorer):
                 undo.enter_context(self._cache.appending(seq, own))
             self._striped[int(seq)] = _Striped(end, first_rank)
 
+    @untraced
     def fork_sequence(self, seq: int) -> int:
         """Make a sequence with the same keys and return its id; see the base class.
 
@@ -194,6 +198,7 @@ class DistributedIndexScorer(IndexScorer):
             self._striped[fork] = striped
             return fork
 
+    @untraced
     def free_sequence(self, seq: int) -> None:
         """Drop a sequence once all ranks agree to; see the base class.
 
@@ -209,6 +214,7 @@ class DistributedIndexScorer(IndexScorer):
             del self._striped[int(seq)]
             self._cache.free(seq)
 
+    @untraced
     def score(
         self,
         q: torch.Tensor,

@@ -187,6 +187,15 @@ def test_what_is_no_tensor_is_not_sent(k: Any) -> None:
         client.append_keys("aa", k)
 
 
+@pytest.mark.parametrize("case", ["call.safetensors", b"bytes of a file", None])
+def test_what_is_no_case_is_not_sent(case: Any) -> None:
+    """The name of its file, most likely."""
+    with Client(URL, transport=Script()) as client:
+        for send in (client.score_case, client.profile):
+            with pytest.raises(InvalidArgumentError, match=r"^case = .*: must be a Case; .*read_case$"):
+                send(case)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.complex64, object, ">f4"])
 def test_a_dtype_that_the_server_does_not_take_is_named(dtype: Any) -> None:
     with Client(URL, transport=Script()) as client:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import pytest
 import torch
 
 from client.commands import first_run as command
+from client.first_run import record as record_of_run
 from client.first_run.part_lines import part_lines
 from client.first_run.parts import PARTS
 from client.first_run.record import ARCHIVE, OWN_NAMES, RECORD, TEXT, Record
 from client.first_run.run_part import PartResult, run_part
+from indexer.case.atomic import write_atomically
+from indexer.case.container import Buffer
 from indexer.first_run import checks, speed
 from indexer.first_run import counters as counters_part
 from indexer.first_run.__main__ import PARTS as OWN_PARTS
@@ -133,13 +137,37 @@ def test_what_cannot_run_is_said_before_any_work(programs: dict[str, str], tmp_p
     sim = ("--backend", "flydsl-sim")
     for words, said in (
         (("--out", tmp_path, "--part", "speed", *sim), "--part = speed: must be one of doctor, verify"),
-        (("--out", file / "under", *sim), "Not a directory"),
-        (("--out", file, *sim), "File exists"),
+        (("--out", file / "under", *sim), f"--out = {file / 'under'}: cannot be written: Not a directory"),
+        (
+            ("--out", file, *sim),
+            f"--out = {file}: cannot be written: File exists; make room, or name another",
+        ),
     ):
         result = call("kernel", "first-run", *words)
         assert result.exit_code == 2, words
         assert said in result.stderr
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_disk_that_fills_up_is_named_and_what_was_found_before_stays(
+    programs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[Path] = []
+
+    def filling(buffers: Iterable[Buffer], path: Path) -> None:
+        writes.append(path)
+        if len(writes) == 3:  # after the second part
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomically(buffers, path)
+
+    monkeypatch.setattr(record_of_run, "write_atomically", filling)
+    words = ("--backend", "flydsl-sim", "--part", "doctor", "--part", "check-topk")
+    result = call("kernel", "first-run", "--out", tmp_path, *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    remedy = "make room, or name another folder with --out"
+    full = f"error: --out = {tmp_path}: cannot be written: No space left on device; {remedy}\n"
+    assert result.stderr == full
+    assert [part["name"] for part in json.loads((tmp_path / RECORD).read_text())["parts"]] == ["doctor"]
 
 
 @pytest.mark.parametrize("name", OWN_NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -134,3 +135,30 @@ def test_compiling_ahead_compiles_whatever_processes_may_do(
     monkeypatch.setattr(toolchain, "SUPPORTED_HEADS", (4,))
     toolchain.compile_kernels(tmp_path)
     assert list((tmp_path / "score_prefill").glob("*.pkl"))
+
+
+def test_compiling_ahead_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlyDSL only logs that it kept nothing; who compiles ahead must be told."""
+    toolchain.prepare()
+    from flydsl.compiler.jit_function import JitCacheManager
+
+    def full(_file: Path, _kernel: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(JitCacheManager, "_write_cache_file", staticmethod(full))
+    monkeypatch.setattr(toolchain, "SUPPORTED_HEADS", (4,))
+    with pytest.raises(DeviceUnavailableError) as caught:
+        toolchain.compile_kernels(tmp_path)
+    assert f"FLYDSL_RUNTIME_CACHE_DIR={tmp_path}: " in caught.value.reason
+    assert "No space left on device" in caught.value.reason
+    assert "has room" in caught.value.remedy
+
+
+def test_compiling_ahead_into_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is set to nothing is FlyDSL's way to do without."""
+    monkeypatch.setenv(kernel_cache.FOLDER, "")
+    done = call("kernel", "compile")
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "FLYDSL_RUNTIME_CACHE_DIR is empty" in line
+    assert "--cache DIR" in line

@@ -179,6 +179,19 @@ def test_bad_json_is_named(client: httpx.Client, body: object, argument: str) ->
     assert_problem(client.post("/v1/score", json=body), 422, "invalid-argument", argument)
 
 
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b"{}", "index_q = not given: Field required; see /openapi.json"),
+        (b'{"index_q": {}, "index_k": []}', "index_q = dict: "),
+        (b"[", "body = bytes: Invalid JSON"),
+    ],
+)
+def test_bad_json_is_told_in_words_of_the_caller(client: httpx.Client, body: bytes, detail: str) -> None:
+    reply = client.post("/v1/score", content=body, headers={"Content-Type": "application/json"})
+    assert reply.json()["detail"].startswith(detail)
+
+
 def test_other_media_types_are_refused(client: httpx.Client) -> None:
     reply = client.post("/v1/score", content=b"x", headers={"Content-Type": "text/plain"})
     assert_problem(reply, 415, "unsupported-media-type", "Content-Type")

@@ -9,6 +9,7 @@ from typing import Any
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
+from flydsl.compiler.jit_function import _disk_cache_key
 
 from kernel.backends.flydsl import compiler_errors, kernel_cache
 from kernel.errors import DeviceUnavailableError
@@ -35,10 +36,12 @@ def compile_ahead(
     arguments = (*numbers, fx.Stream(None))
     with kernel_cache.compiling(name), compiler_errors.raised(name):
         flyc.compile(launch, *arguments)
+    jit: Any = launch
+    if objects is None and jit.cache_manager is not None:
+        _keep(jit)
     if objects is not None:
         # flyc.compile gives no handle with COMPILE_ONLY, and without it launches what takes numbers: the
         # handle is made of what was compiled.
-        jit: Any = launch
         key, _ = jit._last_compiled
         bound = jit._sig.bind(*arguments)
         jit._resolve_arguments(bound.arguments)
@@ -51,3 +54,15 @@ def compile_ahead(
                 f"see that {objects.parent} and {tempfile.gettempdir()} have room, that ld and objcopy work",
             ) from error
     return name
+
+
+def _keep(jit: Any) -> None:
+    """Write what was compiled last to the cache if it is not there: FlyDSL goes on where it could not."""
+    key, artifact = jit._last_compiled
+    file = jit.cache_manager._cache_file(_disk_cache_key(key))
+    if file.exists():
+        return
+    try:
+        jit.cache_manager._write_cache_file(file, artifact)
+    except OSError as error:
+        raise kernel_cache.unusable(str(error)) from error

@@ -38,15 +38,15 @@ def check() -> None:
         # To read a kernel FlyDSL locks a file beside it, which it opens for writing.
         for lock in (folder / _ENTRY).glob("*.lock"):
             if not os.access(lock, os.W_OK):
-                raise _unusable(f"{lock} cannot be written")
+                raise unusable(f"{lock} cannot be written")
         return
     existing = folder / _ENTRY
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        raise _unusable(f"{existing} is no folder")
+        raise unusable(f"{existing} is no folder")
     if not os.access(existing, os.W_OK):
-        raise _unusable(f"{existing} cannot be written")
+        raise unusable(f"{existing} cannot be written")
 
 
 def prepare() -> None:
@@ -64,7 +64,20 @@ def prepare() -> None:
         with tempfile.TemporaryFile(dir=folder / _ENTRY):
             pass
     except OSError as error:
-        raise _unusable(str(error)) from error
+        raise unusable(str(error)) from error
+
+
+def check_named() -> None:
+    """Refuse to fill no cache.
+
+    Raises:
+        DeviceUnavailableError: there is none.
+    """
+    if _folder() is None:
+        raise DeviceUnavailableError(
+            f"{FOLDER} is empty: there is no cache to compile into",
+            f"name a folder: `nvfp4-indexer kernel compile --cache DIR`, or unset {FOLDER}",
+        )
 
 
 @contextmanager
@@ -92,7 +105,16 @@ def compiling(name: str) -> Iterator[None]:
             or folder not in Path(os.fsdecode(error.filename)).parents
         ):
             raise
-        raise _unusable(str(error)) from error
+        raise unusable(str(error)) from error
+
+
+def unusable(reason: str) -> DeviceUnavailableError:
+    """The error that the cache cannot be written."""
+    return DeviceUnavailableError(
+        f"{FOLDER}={_folder()}: the cache of compiled kernels cannot be used: {reason}",
+        f"set {FOLDER} to a folder that can be written and has room, or {ENABLE}=0 to compile in every "
+        "process",
+    )
 
 
 def _check_filled(folder: Path | None) -> None:
@@ -114,13 +136,6 @@ def _missing(what: str) -> DeviceUnavailableError:
     return DeviceUnavailableError(
         f"{RUN_ONLY}={os.environ.get(RUN_ONLY, '')} forbids compiling, and {FOLDER}={folder} holds {what}",
         f"run `nvfp4-indexer kernel compile --cache {folder}`, or unset {RUN_ONLY}",
-    )
-
-
-def _unusable(reason: str) -> DeviceUnavailableError:
-    return DeviceUnavailableError(
-        f"{FOLDER}={_folder()}: the cache of compiled kernels cannot be used: {reason}",
-        f"set {FOLDER} to a folder that can be written, or {ENABLE}=0 to compile in every process",
     )
 
 

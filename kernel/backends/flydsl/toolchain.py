@@ -108,6 +108,7 @@ def assembly(name: str) -> str:
         settings = {
             "COMPILE_ONLY": "1",
             kernel_cache.RUN_ONLY: "0",
+            kernel_cache.ENABLE: "0",
             "FLYDSL_DEBUG_DUMP_ASM": "1",
             "FLYDSL_DUMP_DIR": folder,
         }
@@ -124,6 +125,8 @@ def assembly(name: str) -> str:
 def _compiled(objects: Path | None, names: Iterable[str], settings: dict[str, str]) -> list[str]:
     kernels, wanted = _compilers(objects), set(names)
     with _environment({"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0"} | settings):
+        if objects is None:
+            kernel_cache.check_named()
         kernel_cache.prepare()
         return [compile_kernel() for name, compile_kernel in kernels.items() if name in wanted]
 
