@@ -59,6 +59,7 @@ def first_run(
     interruption = Interruption()
     with one_line_errors(as_json):
         chosen = _chosen(part)
+        _check_used(cases, chosen)
         _check_unused(out)
         record = Record(backend.value, versions(), kernels(), chosen)
         with _writing(out):  # a folder that cannot be written is told before the work
@@ -171,6 +172,15 @@ def _chosen(parts: list[str] | None) -> list[str]:
             "--part", ", ".join(unknown), f"must be one of {', '.join(PARTS)}", "choose one of them"
         )
     return [name for name in PARTS if not parts or name in parts]
+
+
+def _check_used(cases: list[str] | None, parts: list[str]) -> None:
+    """Refuse case files that no part would read."""
+    from kernel.errors import InvalidArgumentError
+
+    if cases and VERIFY not in parts:
+        limit = f"is read by the part {VERIFY}, which --part leaves out"
+        raise InvalidArgumentError("CASE", cases[0], limit, f"add --part {VERIFY}, or leave the case out")
 
 
 def _cases(backend: Where, named: list[str]) -> list[str]:

@@ -137,6 +137,7 @@ def test_what_cannot_run_is_said_before_any_work(programs: dict[str, str], tmp_p
     sim = ("--backend", "flydsl-sim")
     for words, said in (
         (("--out", tmp_path, "--part", "speed", *sim), "--part = speed: must be one of doctor, verify"),
+        (("--out", tmp_path, file, "--part", "doctor", *sim), f"CASE = {file}: is read by the part verify"),
         (("--out", file / "under", *sim), f"--out = {file / 'under'}: cannot be written: Not a directory"),
         (
             ("--out", file, *sim),
