@@ -23,6 +23,19 @@ def one_a_lane(random: np.random.Generator, best: int) -> Iterator[Row]:
         yield Row(f"{num} groups of 16 blocks", normal(random, GROUP * num))
 
 
+def whole_lists(random: np.random.Generator, best: int, slices: int) -> Iterator[Row]:
+    """All groups tie and pass, and the better ones lie anywhere among them: of ``64 * slices`` groups, and of
+    some fewer."""
+    lane = np.arange(64 * slices) % 64
+    for at in range(16):
+        x = np.full(64 * slices, -50, np.float32)
+        cells = np.flatnonzero(np.isin(lane, random.choice(64, best - 1, replace=False)))
+        better = random.permutation(cells)[: best - 1]
+        x[better] = random.permutation(better.size)
+        num = x.size - (at % 2) * int(random.integers(1, 64))
+        yield Row(f"{num} groups that tie", of_groups(random, x[:num]))
+
+
 def every_length(random: np.random.Generator, best: int, slices: int, width: int) -> Iterator[Float32Array]:
     """Cells of which a list takes 1 more, up to as many as it can before it is cut; in no order.
 

@@ -25,6 +25,7 @@ from tests.gfx950.topk_list_rows import (
     heavy_rows,
     one_a_lane,
     tied_rows,
+    whole_lists,
 )
 from tests.gfx950.topk_rows import (
     Row,
@@ -91,6 +92,10 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     left = one_a_lane(random, variant.best)
     while part := list(islice(left, _PART)):
         yield TopkLaunch(part[0].name, variant, [part], variant.best)
+    if variant.most_groups == 256:  # the longest row whose list is cut only at its end
+        yield TopkLaunch(
+            "groups that tie", variant, [list(whole_lists(random, variant.best, 4))], variant.best
+        )
 
 
 def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[Iterable[Row], int]]:
