@@ -30,7 +30,7 @@ def whole_lists(random: np.random.Generator, best: int, slices: int) -> Iterator
     for at in range(16):
         x = np.full(64 * slices, -50, np.float32)
         cells = np.flatnonzero(np.isin(lane, random.choice(64, best - 1, replace=False)))
-        better = random.permutation(cells)[: best - 1]
+        better = random.permutation(cells)[: best - 1 + at]
         x[better] = random.permutation(better.size)
         num = x.size - (at % 2) * int(random.integers(1, 64))
         yield Row(f"{num} groups that tie", of_groups(random, x[:num]))
