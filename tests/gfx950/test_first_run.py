@@ -224,7 +224,9 @@ import signal, sys
 from client.cli import app
 from client.commands import first_run
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+# the tests may run under nohup, or in a script's background, where a shell ignores SIGINT
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 for number in sys.argv[3].split():
     signal.signal(int(number), signal.SIG_IGN)
 folder = sys.argv[2]
