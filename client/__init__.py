@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from client.async_client import AsyncClient
+    from client.client import AsyncClient, Client
     from client.errors import (
         AuthError,
         BadReplyError,
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         TooManyKeysError,
         TooManySequencesError,
     )
-    from client.sync_client import Client
 
 __all__ = [
     "AsyncClient",
@@ -43,8 +42,8 @@ __all__ = [
 
 _MODULES = {
     **dict.fromkeys(__all__, "client.errors"),
-    "AsyncClient": "client.async_client",
-    "Client": "client.sync_client",
+    "AsyncClient": "client.client",
+    "Client": "client.client",
 }
 
 

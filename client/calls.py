@@ -1,28 +1,204 @@
-"""Every call of the server's API: pure functions from arguments to a :class:`client.call.Call`."""
+"""Every call of the server's API: pure functions from arguments to a :class:`client.calls.Call`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 from urllib.parse import quote
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
-from client.call import BINARY, Call
 from client.errors import BadReplyError, LengthConflictError
-from client.records import CacheState, Health, Readiness, SequenceState, ServerInfo, record
 from indexer.case import Case, case_buffers
-from indexer.case.container import DTYPES, Array
+from indexer.case.container import DTYPES, Array, Buffer
 from indexer.wire import Profile, ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
+from kernel.arguments import check_bool, check_int
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
-from kernel.scalars import check_bool, check_int
+
+# A call to the server as a value: what is sent, what the answer means, and whether it may be sent twice.
+
+T = TypeVar("T")
+
+BINARY = "application/octet-stream"
+JSON = "application/json"
+_CHUNK_BYTES = 1 << 20
+
+
+def _raise(error: IndexerError) -> NoReturn:
+    raise error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Generic[T]):
+    """One request and the meaning of its answer.
+
+    Attributes:
+        method: HTTP method.
+        path: path below the server's URL.
+        parse: makes the result of a successful answer's body.
+        query: query parameters.
+        body: buffers of a binary body, sent one after another; empty: no body.
+        accept: media type of the answer.
+        repeatable: whether it may be sent again when its answer was lost, so that it may have been executed.
+        after_lost: what an error means when an earlier answer was lost: the result, or the error is raised.
+    """
+
+    method: str
+    path: str
+    parse: Callable[[bytearray], T]
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Sequence[Buffer] = ()
+    accept: str = JSON
+    repeatable: bool = False
+    after_lost: Callable[[IndexerError], T] = _raise
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the request."""
+        headers = {"Accept": self.accept}
+        if self.body:
+            headers["Content-Type"] = BINARY
+            headers["Content-Length"] = str(sum(len(buffer) for buffer in self.body))
+        return headers
+
+    def chunks(self) -> Iterator[bytes]:
+        """The body in parts of at most 1 MiB, so that a large tensor is never copied as a whole."""
+        for buffer in self.body:
+            view = memoryview(buffer)
+            for start in range(0, len(view), _CHUNK_BYTES):
+                yield bytes(view[start : start + _CHUNK_BYTES])
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytearray
+
+
+# JSON answers of the server as frozen dataclasses.
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Health:
+    """What a process that answers says: ``ok``. It may not be ready."""
+
+    status: str
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """What a server that passed its self-test says."""
+
+    status: str
+    backend: str
+    device: str
+
+
+@dataclass(frozen=True)
+class SequenceState:
+    """A live sequence: its id, its tokens, and its blocks, each of them a page."""
+
+    id: str
+    length: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """Occupancy of the paged cache. Pages count for everyone, sequences are those of this client's token."""
+
+    num_pages: int
+    free_pages: int
+    used_pages: int
+    page_bytes: int
+    total_sequences: int
+    sequences: tuple[SequenceState, ...]
+
+
+@dataclass(frozen=True)
+class BackendState:
+    """Whether a backend can run on the server's machine, and why not."""
+
+    name: str
+    usable: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """What a request may be: bytes, flop, connections, sequences, keys, places, seconds; None: no limit."""
+
+    max_body_bytes: int
+    max_json_bytes: int
+    max_call_bytes: int
+    max_call_flop: float
+    max_connections: int
+    max_sequences: int
+    max_sequences_per_token: int | None
+    max_keys_per_token: int | None
+    sequence_ttl_seconds: float | None
+    queue_places: int
+    queue_bytes: int
+    deadline_seconds: float
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What serves: backend, device, geometry, defaults, limits."""
+
+    version: str
+    backend: str
+    device: str
+    device_name: str
+    precision: str
+    num_index_heads: int
+    num_pages: int
+    page_bytes: int
+    block_tokens: int
+    head_dim: int
+    topk: int
+    init_blocks: int
+    local_blocks: int
+    order: str
+    limits: ServerLimits
+    backends: tuple[BackendState, ...]
+
+
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}
+"""Validators, each built at its first use: that takes longer than any answer's reading."""
+
+
+def record(kind: type[R], body: bytes | bytearray) -> R:
+    """Read an answer. Members that this client does not know are left out.
+
+    Raises:
+        BadReplyError: a member is missing or of another type.
+    """
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    adapter: TypeAdapter[R] = _adapters[kind]
+    try:
+        return adapter.validate_json(body, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise BadReplyError(
+            f"{where}: {first['msg']}; ask a server of this version, at the URL of its root"
+        ) from error
+
 
 Order = Literal["score", "block"]
 CacheUse = Literal["cold", "warm"]
 OptionValue = int | str | bool | None
-R = TypeVar("R")
 
 _KEY_DTYPES = tuple(DTYPES[name] for name in ("BF16", "F16", "F32"))
 _QUERY_DTYPES = (*_KEY_DTYPES, DTYPES["F8_E4M3"])

@@ -6,18 +6,27 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
-from indexer.answer_errors import mismatched_rows, score_error
+from client.output import printable
 from indexer.case import Case
 from indexer.fidelity import Recall, selection_recall, unquantised_scores
-from indexer.oracle import run_oracle
+from indexer.oracle import mismatched_rows, run_oracle, score_error
+from indexer.pipeline import ScoreResult
 from indexer.replay import LoadedCase, flop, load_case
-from indexer.result import ScoreResult
 from kernel.backends.base import SCORE_TOLERANCE
+from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 WARM_SECONDS = 2.0
 """Time after which no further warm run begins, but for the fewest."""
@@ -164,3 +173,210 @@ def _stages(case: Case, runs: list[tuple[LoadedCase, ScoreResult]]) -> tuple[Sta
         if stage in runs[0][1].timings:
             add(name, [result.timings[stage] for _, result in runs], work, unit)
     return tuple(stages)
+
+
+# What ``demo`` says about a demonstration: text for people, or one JSON object.
+
+SHOWN_ROWS = 4
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def print_report(
+    console: Console, shown: Demonstration, path: str, picture: Path, no_picture: str | None
+) -> None:
+    """Explain a demonstration to a person.
+
+    Args:
+        console: where to.
+        shown: what was measured.
+        path: the case's file.
+        picture: the score map's file.
+        no_picture: why it was not drawn, None if it was.
+    """
+
+    def section(title: str, *parts: RenderableType) -> None:
+        console.print(Rule(Text(title, "bold"), align="left", style="dim"))
+        for part in parts:
+            console.print(Padding(part, (0, 0, 0, 2)))
+        console.print()
+
+    section("What happens", Text(_explanation(shown, path)))
+    section("What was picked", Text(_legend(shown.case)), _picks(shown))
+    section("How well NVFP4 keys choose", Text(_fidelity(shown)))
+    section("How long it took", _times(shown))
+    where = f"{printable(str(picture))}: score map of head 0, the selection drawn in."
+    if no_picture is not None:
+        where = f"No picture: {printable(no_picture)}."
+    section("Picture", Text(where, overflow="fold"))
+    console.print(_verdict(shown))
+
+
+def _explanation(shown: Demonstration, path: str) -> str:
+    case = shown.case
+    if case.index_k is None:
+        keys = f"The {case.total_k:,} keys lie in {_pages(case):,} NVFP4 pages already."
+    else:
+        keys = (
+            f"{case.total_k:,} keys of 128 values are quantised to NVFP4 as they are appended: 72 bytes each "
+            "in place of 256, 128 keys a page."
+        )
+    requests = "one request" if case.batch == 1 else f"{case.batch} requests"
+    return (
+        f"{printable(path)}: {requests}, {case.total_q:,} query tokens, {case.num_heads} index heads.\n"
+        + (f"{case.source}\n" if case.source else "")
+        + f"{keys} Every row (a query token and a head) scores each block of 128 keys it may see by its best "
+        f"q.k, and keeps the {case.topk} best blocks, which is all that attention then reads. "
+        f"Backend: {shown.backend}."
+    )
+
+
+def _pages(case: Case) -> int:
+    return 0 if case.pages is None else len(case.pages)
+
+
+def _legend(case: Case) -> str:
+    forced = []
+    if case.init_blocks:
+        forced.append(f"the first {case.init_blocks} (init)")
+    if case.local_blocks:
+        forced.append(f"the last {case.local_blocks} (local)")
+    rule = f"Forced into every row: {' and '.join(forced)}. " if forced else "No block is forced. "
+    return rule + "A few rows:"
+
+
+def _picks(shown: Demonstration) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    for column in ("request", "head", "position", "blocks seen"):
+        table.add_column(column, justify="right")
+    table.add_column("picked (block:score, best first)")
+    for head, token in _shown_rows(shown.case):
+        request, position = _place(shown.case, token)
+        numbers = (request, head, position, int(shown.num_blocks[token]))
+        table.add_row(*(f"{number:,}" for number in numbers), _picked(shown, head, token))
+    return table
+
+
+def _picked(shown: Demonstration, head: int, token: int) -> Text:
+    line = Text()
+    for pick in _row_picks(shown, head, token):
+        if pick["forced"]:
+            line.append(f"{pick['block']}:{pick['forced']}", "bold red")
+        else:
+            line.append(f"{pick['block']}", "bold").append(f":{pick['score']:.1f}", "dim")
+        line.append("  ")
+    return line
+
+
+def _row_picks(shown: Demonstration, head: int, token: int) -> list[dict[str, Any]]:
+    picks = []
+    for block in shown.block_ids[head, token].tolist():
+        if block >= 0:
+            score = float(shown.scores[head, token, block])
+            forced = "init" if score >= INIT_SCORE else "local" if score >= LOCAL_SCORE else None
+            picks.append({"block": block, "score": score, "forced": forced})
+    return picks
+
+
+def _shown_rows(case: Case) -> list[tuple[int, int]]:
+    """A few rows, spread over tokens and heads."""
+    count = min(SHOWN_ROWS, case.total_q)
+    tokens = [round(i * (case.total_q - 1) / max(count - 1, 1)) for i in range(count)]
+    return [(i % case.num_heads, token) for i, token in enumerate(tokens)]
+
+
+def _place(case: Case, token: int) -> tuple[int, int]:
+    """The request of a query token, and its position there."""
+    request = int(case.cu_seqlens_q.searchsorted(token, side="right")) - 1
+    return request, int(case.seq_lens[request]) - int(case.cu_seqlens_q[request + 1]) + token
+
+
+def _fidelity(shown: Demonstration) -> str:
+    recall, case = shown.recall, shown.case
+    if recall is None:
+        return "Not known: the case holds NVFP4 pages, not the keys they were quantised from."
+    if not recall.counted_rows:
+        return "Nothing to choose: every row has room for all the blocks it sees."
+    return (
+        f"Top-{case.topk} recall against unquantised bf16 scoring, forced blocks left out: {recall.mean:.4f} "
+        f"mean, {recall.worst:.3f} in the worst row "
+        f"({recall.counted_rows:,} of {case.rows:,} rows have a choice)."
+    )
+
+
+def _times(shown: Demonstration) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("stage")
+    table.add_column("cold (first run)", justify="right")
+    table.add_column(f"warm (median of {shown.warm_runs})", justify="right")
+    table.add_column("warm throughput", justify="right")
+    for stage in shown.stages:
+        table.add_row(stage.name, _ms(stage.cold_seconds), _ms(stage.warm_seconds), _throughput(stage))
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f} ms" if seconds < 0.1 else f"{1e3 * seconds:,.0f} ms"
+
+
+def _throughput(stage: StageTime) -> str:
+    rate = stage.throughput
+    scale, prefix = next(((scale, prefix) for scale, prefix in _PREFIXES if rate >= scale), (1.0, ""))
+    unit = "FLOP/s" if stage.unit == "FLOP" else f" {stage.unit}s/s"
+    return f"{rate / scale:.3g} {prefix}{unit}".replace("  ", " ")
+
+
+def _verdict(shown: Demonstration) -> Text:
+    rows = shown.case.rows
+    if not shown.ok:
+        return Text(
+            f"WRONG: {shown.wrong_rows:,} of {rows:,} rows differ from the right selection; score error "
+            f"{shown.score_error:.2g} of {shown.score_tolerance:.2g} allowed.",
+            "bold red",
+        )
+    if shown.expected_rows is None:
+        agreed = "the oracle agrees"
+    elif shown.expected_rows == rows:
+        agreed = "all equal the case's expected ids, and the oracle agrees"
+    else:
+        agreed = f"{shown.expected_rows:,} equal the expected ids, the others are legal; the oracle agrees"
+    return Text(f"RIGHT: {rows:,} of {rows:,} rows selected right ({agreed}).", "bold green")
+
+
+def report_fields(shown: Demonstration, path: str, picture: Path, no_picture: str | None) -> dict[str, Any]:
+    """The same as one JSON object, for the arguments of :func:`print_report`."""
+    recall = shown.recall
+    return {
+        "case": path,
+        "backend": shown.backend,
+        "ok": shown.ok,
+        "rows": shown.case.rows,
+        "topk_mismatches": shown.wrong_rows,
+        "max_score_error": shown.score_error,
+        "score_tolerance": shown.score_tolerance,
+        "rows_equal_expected": shown.expected_rows,
+        "recall": None
+        if recall is None
+        else {"mean": recall.mean, "worst": recall.worst, "rows": recall.counted_rows},
+        "stages": [
+            {
+                "name": stage.name,
+                "cold_seconds": stage.cold_seconds,
+                "warm_seconds": stage.warm_seconds,
+                "work": stage.work,
+                "unit": stage.unit,
+            }
+            for stage in shown.stages
+        ],
+        "warm_runs": shown.warm_runs,
+        "picks": [
+            {
+                "request": _place(shown.case, token)[0],
+                "head": head,
+                "position": _place(shown.case, token)[1],
+                "blocks": _row_picks(shown, head, token),
+            }
+            for head, token in _shown_rows(shown.case)
+        ],
+        "picture": None if no_picture is not None else str(picture),
+        "no_picture": no_picture,
+    }

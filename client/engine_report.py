@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich import box
@@ -10,10 +11,214 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client import engine_words as words
-from client.failure import printable
-from indexer.explain.engine_verdict import EngineVerdict, Finding
-from indexer.finite_queries import NotFiniteRow
+from client.output import printable
+from indexer.explain.verdict import Cause, EngineVerdict, Finding, Verdict
+from indexer.verify import NotFiniteRow
+
+# A verdict over an engine's result in words and cells, the same at a terminal and in a report.
+
+COLUMNS = (
+    "request",
+    "head",
+    "token",
+    "position",
+    "what",
+    "place",
+    "block or id",
+    "against",
+    "expected",
+    "got",
+    "to k-th",
+    "verdict",
+    "rule",
+)
+"""Of a table of findings."""
+WORD_COLUMNS = (4, 11, 12)
+COLUMN_NOTE = (
+    "place: position in the row's ids, from 0. against: the block it is held against. expected: the right "
+    "score; where the engine's own scores decide, its score of that other block. got: the engine's score. to "
+    "k-th: the right score less that of the row's k-th best block; where its own scores decide, got less "
+    "expected."
+)
+_COUNTED: dict[Verdict, tuple[str, str]] = {
+    "fault": ("fault", "faults"),
+    "rounding": ("by rounding", "by rounding"),
+    "tie": ("legal tie", "legal ties"),
+}
+"""Of one, and of several."""
+MAX_NAMED = 8
+"""Requests, heads or rows that are named in a line."""
+
+
+def headline_of(verdict: EngineVerdict) -> tuple[str, str]:
+    """The verdict in a few words, and the style of it."""
+    written_wrong = verdict.written is not None and verdict.written.wrong
+    if verdict.fault_rows or written_wrong:
+        return "engine WRONG", "bold red"
+    if verdict.unjudged_rows:
+        return f"engine NOT JUDGED in {_rows(verdict.unjudged_rows)}", "bold yellow"
+    if not verdict.rows and verdict.written is None:
+        return "engine recorded NO RESULT", "bold yellow"
+    return "engine RIGHT", "bold green"
+
+
+def row_counts(verdict: EngineVerdict) -> str:
+    """How many rows there are of each kind."""
+    unjudged = f" {_rows(verdict.unjudged_rows)} not judged." if verdict.unjudged_rows else ""
+    if not verdict.rows:
+        return "No row was judged: the file holds neither scores nor ids of the engine." + unjudged
+    return (
+        f"{_rows(verdict.rows)}: {verdict.right_rows:,} right, {verdict.tie_rows:,} differ by legal ties, "
+        f"{verdict.rounding_rows:,} by rounding, {verdict.fault_rows:,} by faults.{unjudged}"
+    )
+
+
+def score_error(verdict: EngineVerdict) -> str | None:
+    """The largest error, and what has none that could be stated; None without scores."""
+    if verdict.max_measured_error is None or verdict.unmeasured_cells is None:
+        return None
+    error = f"{verdict.max_measured_error:.2g} of {verdict.score_tolerance:.2g} allowed"
+    if not verdict.unmeasured_cells:
+        return error
+    cells_of = sum(verdict.unmeasured_cells.values())
+    kinds = ", ".join(f"{name}: {count:,}" for name, count in verdict.unmeasured_cells.items())
+    where = "1 wrong cell" if cells_of == 1 else f"{cells_of:,} wrong cells"
+    return f"none can be stated in {where} ({kinds}); {error} in the others"
+
+
+def selection_faults(verdict: EngineVerdict) -> str | None:
+    """Rows whose ids its own scores contradict; None if there are none."""
+    if not verdict.selection_fault_rows:
+        return None
+    return (
+        f"In {_rows(verdict.selection_fault_rows)} the ids are not the best by the engine's own scores: "
+        "whatever the scores are, the selection is at fault there, or what becomes of its ids."
+    )
+
+
+def by_number(counts: dict[int, int]) -> str:
+    """Counts by request or head, the first few."""
+    shown = [f"{name}: {count:,}" for name, count in list(counts.items())[:MAX_NAMED]]
+    more = len(counts) - MAX_NAMED
+    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+
+
+def written_keys(verdict: EngineVerdict) -> str | None:
+    """Keys of the step in the pages; None if they were not recorded."""
+    written = verdict.written
+    if written is None:
+        return None
+    right = f"{written.tokens - written.wrong:,} of {written.tokens:,} lie in the pages as they must"
+    if not written.wrong:
+        return right
+    return (
+        f"{right}; the first wrong one is position {written.worst_position:,} of request "
+        f"{written.worst_request:,}"
+    )
+
+
+def kind_counts(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[tuple[str, str, str]]:
+    """Each kind of difference, how many there are, and how many are shown."""
+    told = Counter(finding.kind for finding in shown)
+    return [
+        (
+            kind,
+            ", ".join(f"{count:,} {_COUNTED[which][count > 1]}" for which, count in counts.items()),
+            f"{told[kind]:,}",
+        )
+        for kind, counts in verdict.differences.items()
+    ]
+
+
+def some_of_each_kind(verdict: EngineVerdict, most: int) -> list[Finding]:
+    """Findings to show: the first of every kind in turn, so that a row with many does not hide the others."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    turns = []
+    for i, finding in enumerate(verdict.findings):
+        legal = finding.verdict != "fault"
+        turns.append((legal, seen[finding.kind, legal], i))
+        seen[finding.kind, legal] += 1
+    return [verdict.findings[i] for _, _, i in sorted(sorted(turns)[:most], key=lambda turn: turn[2])]
+
+
+def shown_of(verdict: EngineVerdict, shown: Sequence[Finding]) -> str:
+    """Which findings a list holds."""
+    total = verdict.total_findings
+    if len(shown) == total:
+        return "The difference" if total == 1 else f"All {total:,} differences, faults first"
+    return f"{len(shown):,} of {total:,} differences, the first of each kind, faults first"
+
+
+def cells_of(finding: Finding) -> tuple[str, ...]:
+    """A finding as a row of :data:`COLUMNS`."""
+    block = finding.id if finding.kind == "id" else finding.block
+    return (
+        f"{finding.request:,}",
+        f"{finding.head}",
+        f"{finding.token:,}",
+        f"{finding.position:,}",
+        finding.kind,
+        _whole(finding.place),
+        _whole(block),
+        _whole(finding.against),
+        _number(finding.expected),
+        _number(finding.got),
+        "" if finding.margin is None else f"{finding.margin:+.4g}",
+        finding.verdict,
+        finding.rule,
+    )
+
+
+def sentence(finding: Finding) -> str:
+    """A finding where a table is too wide."""
+    what = f"id {finding.id}" if finding.kind == "id" else f"block {finding.block:,}"
+    place = "" if finding.place is None else f", place {finding.place}"
+    scores = [
+        f"{name} {_number(value)}"
+        for name, value in (("expected", finding.expected), ("got", finding.got))
+        if value is not None
+    ]
+    where = (
+        f"request {finding.request:,}, head {finding.head}, token {finding.token:,} "
+        f"(position {finding.position:,}){place}, {what}"
+    )
+    return "; ".join((f"{finding.kind}: {where}: {finding.rule}", *scores))
+
+
+def not_finite(row: NotFiniteRow) -> str:
+    """A row that is not judged."""
+    return (
+        f"request {row.request:,}, head {row.head}, token {row.token:,} (position {row.position:,}): "
+        f"index_q[{row.token}, {row.head}, {row.dim}] = {printable(row.value)}"
+    )
+
+
+def named(cause: Cause) -> str:
+    """A cause, and the part of the call that has it."""
+    return cause.name if cause.only is None else f"{cause.name}, only {cause.only}"
+
+
+def evidence(cause: Cause) -> str:
+    """What a cause was found to explain."""
+    rows = f"Computed and compared: it explains {cause.explained} of {cause.faulty} sampled faulty rows"
+    if cause.right:
+        rows += f", and leaves {cause.kept} of {cause.right} right ones as they are"
+    if cause.only is not None:
+        rows += f", all {cause.only}: no other row of the call is faulty"
+    return rows + "."
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _whole(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
+
 
 SHOWN_FINDINGS = 12
 MOST_COLUMNS = 1 << 16
@@ -25,9 +230,9 @@ def print_not_judged(console: Console, case: str, count: int, rows: Sequence[Not
     console.print(
         Text("NOT JUDGED ", "bold yellow", overflow="fold").append(printable(case), "default not bold")
     )
-    shown = rows[: words.MAX_NAMED]
+    shown = rows[:MAX_NAMED]
     lines = [f"{count:,} rows were left out: their queries are not finite, and no answer to them is right."]
-    lines += [f"  {words.not_finite(row)}" for row in shown]
+    lines += [f"  {not_finite(row)}" for row in shown]
     if count > len(shown):
         lines.append(f"  and {count - len(shown):,} more; --json names the first {len(rows):,}.")
     for line in lines:
@@ -36,12 +241,12 @@ def print_not_judged(console: Console, case: str, count: int, rows: Sequence[Not
 
 def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
     """Explain a verdict to a person."""
-    headline, style = words.headline(verdict)
+    headline, style = headline_of(verdict)
     word = Text(f"{headline} ", style, overflow="fold")
     console.print(word.append(printable(case), "default not bold"))
     for line in _counts(verdict):
         console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
-    shown = words.some_of_each_kind(verdict, SHOWN_FINDINGS)
+    shown = some_of_each_kind(verdict, SHOWN_FINDINGS)
     if verdict.total_findings:
         _print_differences(console, verdict, shown)
     for cause in _causes(verdict):
@@ -49,18 +254,18 @@ def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
 
 
 def _counts(verdict: EngineVerdict) -> list[str]:
-    lines = [words.row_counts(verdict)]
-    error = words.score_error(verdict)
+    lines = [row_counts(verdict)]
+    error = score_error(verdict)
     if error is not None:
         lines.append(f"Largest score error, in units of sum|q k|: {error}.")
-    at_fault = words.selection_faults(verdict)
+    at_fault = selection_faults(verdict)
     if at_fault is not None:
         lines.append(at_fault)
     if verdict.fault_rows:
-        requests = words.by_number(verdict.fault_rows_by_request)
-        heads = words.by_number(verdict.fault_rows_by_head)
+        requests = by_number(verdict.fault_rows_by_request)
+        heads = by_number(verdict.fault_rows_by_head)
         lines.append(f"Faulty rows by request: {requests}; by head: {heads}.")
-    written = words.written_keys(verdict)
+    written = written_keys(verdict)
     if written is not None:
         lines.append(f"Keys of this step: {written}.")
     return lines
@@ -68,10 +273,10 @@ def _counts(verdict: EngineVerdict) -> list[str]:
 
 def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence[Finding]) -> None:
     """How many there are of each kind, the first of them, and where the others are."""
-    kinds = [f"{kind} {count} ({told} shown)" for kind, count, told in words.kind_counts(verdict, shown)]
+    kinds = [f"{kind} {count} ({told} shown)" for kind, count, told in kind_counts(verdict, shown)]
     lines = [Text("Differences by kind: " + "; ".join(kinds) + ".")]
     if shown:
-        lines.append(Text(words.shown_of(verdict, shown) + ":"))
+        lines.append(Text(shown_of(verdict, shown) + ":"))
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2), expand=False))
     if shown:
@@ -81,7 +286,7 @@ def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence
             console.print(Padding(table, (0, 0, 0, 2), expand=False))
         else:
             for finding in shown:
-                text = _verdict(finding).append(f" {words.sentence(finding)}", "default not bold")
+                text = _verdict(finding).append(f" {sentence(finding)}", "default not bold")
                 console.print(Padding(text, (0, 0, 0, 2), expand=False))
     if len(shown) < verdict.total_findings:
         held = len(verdict.findings)
@@ -93,10 +298,10 @@ def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence
 
 def _table(shown: Sequence[Finding]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
-    for i, column in enumerate(words.COLUMNS):
-        table.add_column(column, justify="left" if i in words.WORD_COLUMNS else "right")
+    for i, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if i in WORD_COLUMNS else "right")
     for finding in shown:
-        *cells, _, rule = words.cells(finding)
+        *cells, _, rule = cells_of(finding)
         table.add_row(*cells, _verdict(finding), Text(rule))
     return table
 
@@ -115,11 +320,9 @@ def _causes(verdict: EngineVerdict) -> list[Text]:
     if verdict.untried:
         lines.append(Text(f"Not tried for want of time: {'; '.join(verdict.untried)}."))
     for cause in causes:
-        lines.append(
-            Text("Cause: ", "bold").append(words.named(cause), "bold red").append(f" ({cause.family})")
-        )
+        lines.append(Text("Cause: ", "bold").append(named(cause), "bold red").append(f" ({cause.family})"))
         lines.append(Text(f"  {cause.says}"))
-        lines.append(Text(f"  {words.evidence(cause)}", "dim"))
+        lines.append(Text(f"  {evidence(cause)}", "dim"))
     if verdict.fault_rows and not verdict.causes:
         lines.append(Text("No single fault that is known here explains it.", "bold"))
         lines += [

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from indexer.case import Case
     from indexer.config import IndexerConfig
     from indexer.distributed import DistributedIndexScorer
+    from indexer.pipeline import ScoreResult
     from indexer.recording import Recorder, capture
-    from indexer.result import ScoreResult
     from indexer.scorer import IndexScorer
     from kernel.errors import (
         BackendUnavailableError,
@@ -60,7 +60,7 @@ _MODULES = {
     "RankError": "kernel.errors",
     "RankLostError": "kernel.errors",
     "Recorder": "indexer.recording",
-    "ScoreResult": "indexer.result",
+    "ScoreResult": "indexer.pipeline",
     "UnknownSequenceError": "kernel.errors",
     "capture": "indexer.recording",
 }

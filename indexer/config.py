@@ -7,11 +7,11 @@ from typing import get_args
 
 import torch
 
+from kernel.arguments import as_int
 from kernel.backends.base import Order, Precision, ScaleChoice
 from kernel.backends.registry import BACKEND_NAMES, device_name
 from kernel.checks import check_forced_blocks, check_heads, check_order, check_topk
 from kernel.errors import InvalidArgumentError
-from kernel.scalars import as_int
 
 
 @dataclass(frozen=True)

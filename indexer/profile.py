@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +17,80 @@ import numpy as np
 import torch
 
 from indexer.case import Case
-from indexer.case_scorer import CaseScorer
-from indexer.peaks import Peaks, measured_peaks
-from indexer.replay import flop
-from indexer.stages import StageTimes
-from indexer.wire.profile import Floor, Profile, StageMs
+from indexer.pipeline import MAX_DECODE_QUERIES, StageTimes
+from indexer.replay import CaseScorer, flop
+from indexer.wire import Floor, Profile, StageMs
+from kernel.batch import Request
 from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
+from kernel.plan import STORE_BLOCKS, XCDS, plan_prefill
+
+# What a device reaches when it does nothing but one thing: the floor that a call is compared with.
+
+_RUNS = 5
+_CPU_SIZE, _GPU_SIZE = 1024, 8192
+_CPU_BYTES, _GPU_BYTES = 1 << 26, 1 << 29
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Best of some runs on the device itself."""
+
+    flop_per_second: float
+    bytes_per_second: float
+    source: str
+
+
+@lru_cache(maxsize=4)
+def measured_peaks(device: torch.device) -> Peaks:
+    """Measure a device once: takes some tens of milliseconds and up to 1 GiB of its memory."""
+    gpu = device.type == "cuda"
+    size, dtype = (_GPU_SIZE, torch.bfloat16) if gpu else (_CPU_SIZE, torch.float32)
+    left = torch.randn(size, size, dtype=torch.float32, device=device).to(dtype)
+    product = torch.empty_like(left)
+    flop = 2 * size**3 / _best_seconds(lambda: torch.mm(left, left, out=product), device)
+    num_bytes = _GPU_BYTES if gpu else _CPU_BYTES
+    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)  # zeros can move faster
+    target = torch.empty_like(source)
+    moved = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device)
+    name = str(dtype).removeprefix("torch.")
+    return Peaks(flop, moved, f"measured here: {name} {size}^3 product, copy of {source.numel() >> 20} MiB")
+
+
+@lru_cache(maxsize=4)
+def measured_fp8_rate(device: torch.device) -> float | None:
+    """Floating point operations a second of an E4M3 product, measured once.
+
+    None on a CPU, and where torch has no such product for the GPU.
+    """
+    if device.type != "cuda":
+        return None
+    left = torch.randn(_GPU_SIZE, _GPU_SIZE, dtype=torch.float32, device=device).to(torch.float8_e4m3fn)
+    scale = torch.ones((), dtype=torch.float32, device=device)
+
+    def product() -> object:
+        return torch._scaled_mm(left, left.t(), scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
+
+    try:
+        return 2 * _GPU_SIZE**3 / _best_seconds(product, device)
+    except (RuntimeError, ValueError):  # torch's, for a GPU without it
+        return None
+
+
+def _best_seconds(run: Callable[[], object], device: torch.device) -> float:
+    best = float("inf")
+    for _ in range(_RUNS):
+        _wait(device)
+        began = time.perf_counter()
+        run()
+        _wait(device)
+        best = min(best, time.perf_counter() - began)
+    return best
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
 
 CacheUse = Literal["cold", "warm"]
 _DEVICE_STAGES = ("score", "topk", "select")
@@ -50,7 +122,7 @@ def profile_case(
         before_run: called before each run that is measured or traced; what it raises ends the profile.
 
     Raises:
-        InvalidArgumentError: as :meth:`indexer.case_scorer.CaseScorer.score`.
+        InvalidArgumentError: as :meth:`indexer.replay.CaseScorer.score`.
     """
     device = scorer.device
     flush = flush_buffer(device) if cache == "cold" else None
@@ -150,3 +222,67 @@ def _trace(scorer: CaseScorer, case: Case, scores: bool) -> dict[str, Any]:
         profiler.export_chrome_trace(str(path))
         trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return trace
+
+
+# How evenly the gfx950 launch plan of a call keeps its workgroups busy: a prediction, no GPU is needed.
+
+COMPUTE_UNITS = 256
+"""Of an MI350X and an MI355X."""
+WORKGROUPS_PER_COMPUTE_UNIT = 2
+
+
+@dataclass(frozen=True)
+class PlanBalance:
+    """The plan of a call's prefill requests.
+
+    Attributes:
+        items: workgroups of the launch.
+        slots: workgroups that run at once.
+        compute_units: of the device that is assumed.
+        busy_share: work over what all slots could do until the last is done; 1 is even.
+        slot_blocks: predicted time of each slot in blocks of 128 keys, most first.
+        decode_requests: requests left out, which another kernel scores.
+    """
+
+    items: int
+    slots: int
+    compute_units: int
+    busy_share: float
+    slot_blocks: tuple[float, ...]
+    decode_requests: int
+
+
+def plan_balance(case: Case, compute_units: int = COMPUTE_UNITS) -> PlanBalance | None:
+    """Plan a call as the gfx950 backend would; None if it has no prefill request."""
+    requests, decode = [], 0
+    for row, (start, count) in enumerate(zip(case.cu_seqlens_q.tolist(), case.query_lens.tolist())):
+        if count > MAX_DECODE_QUERIES:
+            requests.append(Request(row, start, count, int(case.seq_lens[row])))
+        elif count:
+            decode += 1
+    slots = WORKGROUPS_PER_COMPUTE_UNIT * compute_units
+    items = plan_prefill(
+        requests,
+        case.num_heads,
+        table_stride=case.num_score_blocks if case.block_table is None else case.block_table.shape[1],
+        score_blocks=case.num_score_blocks,
+        slots=slots,
+        alignment=STORE_BLOCKS,
+    )
+    if not items:
+        return None
+    ends: list[int] = []
+    for die in range(XCDS):
+        free = [0] * max(1, slots // XCDS)
+        for item in items[die::XCDS]:
+            heapq.heapreplace(free, free[0] + item.cost)
+        ends += free
+    most = max(ends)
+    return PlanBalance(
+        items=len(items),
+        slots=slots,
+        compute_units=compute_units,
+        busy_share=sum(ends) / (most * len(ends)),
+        slot_blocks=tuple(end / 4 for end in sorted(ends, reverse=True)),
+        decode_requests=decode,
+    )

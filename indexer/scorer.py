@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -12,16 +14,11 @@ from numpy.typing import NDArray
 
 from indexer.cache import PagedKeyCache
 from indexer.config import IndexerConfig
-from indexer.out_of_memory import named_for_queries, named_out_of_memory
-from indexer.pipeline import score_and_select
-from indexer.ragged import ragged_requests
-from indexer.result import ScoreResult
-from indexer.score_call import ScoreCall
-from indexer.stages import StageTimes
-from indexer.untraced import untraced
+from indexer.pipeline import ScoreResult, StageTimes, named_for_queries, named_out_of_memory, score_and_select
+from kernel.arguments import as_int, check_bool
 from kernel.backends import registry
 from kernel.backends.base import Order
-from kernel.batch import ScoreBatch
+from kernel.batch import Request, ScoreBatch
 from kernel.checks import (
     check_apart,
     check_finite,
@@ -36,7 +33,141 @@ from kernel.contract import HEAD_DIM, MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import as_pages, blocks_of
-from kernel.scalars import check_bool
+
+# Which rows of ``q`` belong to which sequence.
+
+
+def ragged_requests(
+    total_q: int, seq_lens: Sequence[int], query_lens: Sequence[int] | NDArray[np.integer[Any]] | None
+) -> tuple[Request, ...]:
+    """Lay the rows of ``q`` out over the sequences of a call: each sequence's rows are its last positions.
+
+    Args:
+        total_q: rows of ``q``.
+        seq_lens: tokens of each sequence of the call.
+        query_lens: queries of each sequence. None: all rows belong to the only sequence, or each of several
+            sequences has one row.
+
+    Raises:
+        InvalidArgumentError: the lengths do not fit each other.
+    """
+    if query_lens is None:
+        lens = _implied_lens(total_q, len(seq_lens))
+    else:
+        lens = _checked_lens(query_lens, total_q, len(seq_lens))
+    requests = []
+    start = 0
+    for row, (query_len, seq_len) in enumerate(zip(lens, seq_lens)):
+        if query_len > seq_len:
+            raise InvalidArgumentError(
+                f"query_lens[{row}]",
+                query_len,
+                f"must be at most the {seq_len} tokens of its sequence",
+                "append this step's keys before scoring its queries",
+            )
+        requests.append(Request(row, start, query_len, seq_len))
+        start += query_len
+    return tuple(requests)
+
+
+def _implied_lens(total_q: int, num_sequences: int) -> list[int]:
+    if num_sequences == 1:
+        return [total_q]
+    if total_q == num_sequences:
+        return [1] * num_sequences
+    raise InvalidArgumentError(
+        "query_lens",
+        None,
+        f"must be given: {total_q} rows of q do not say how many belong to each of {num_sequences} sequences",
+        "pass the number of queries of each sequence",
+    )
+
+
+def _checked_lens(
+    query_lens: Sequence[int] | NDArray[np.integer[Any]], total_q: int, num_sequences: int
+) -> list[int]:
+    if not isinstance(query_lens, (list, tuple)) and not (
+        isinstance(query_lens, np.ndarray) and query_lens.ndim == 1
+    ):
+        raise InvalidArgumentError(
+            "query_lens",
+            type(query_lens).__name__,
+            "must be a list, a tuple or a flat array of ints",
+            "call .tolist()",
+        )
+    lens: list[int] = []
+    for row, query_len in enumerate(query_lens):
+        number = as_int(query_len)
+        if number is None or number < 0:
+            raise InvalidArgumentError(
+                f"query_lens[{row}]", repr(query_len), "must be an int, 0 or more", "pass whole numbers"
+            )
+        lens.append(number)
+    if len(lens) != num_sequences:
+        raise InvalidArgumentError(
+            "query_lens", lens, f"must hold {num_sequences} lengths", "pass one for each sequence"
+        )
+    if sum(lens) != total_q:
+        raise InvalidArgumentError(
+            "query_lens", lens, f"must add up to q.shape[0] = {total_q}", "lay q out in their order"
+        )
+    return lens
+
+
+# A scoring call on sequences, checked.
+
+
+@dataclass(frozen=True)
+class ScoreCall:
+    """What a call on sequences asks for, its defaults filled in.
+
+    Attributes:
+        sequences: ids, one for each request.
+        requests: the rows of each of them.
+        topk: blocks to select for a row.
+        order: order of the block ids.
+        init_blocks: blocks forced at a row's start.
+        local_blocks: blocks forced at a row's end.
+        return_scores: whether to give the scores back.
+    """
+
+    sequences: tuple[int, ...]
+    requests: tuple[Request, ...]
+    topk: int
+    order: Order
+    init_blocks: int
+    local_blocks: int
+    return_scores: bool
+
+    @property
+    def num_score_blocks(self) -> int:
+        """Blocks of the longest request: ``S`` of the scores."""
+        return max((request.num_blocks for request in self.requests), default=0)
+
+
+# Methods that torch.compile must not trace.
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def untraced(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Make a method run as it is written where torch.compile traces its caller: the graph breaks there.
+
+    A compiler may add and multiply in another order, which changes bits, and it cannot trace reads of numbers
+    on the host, nor tables of complex pairs.
+    """
+
+    @functools.wraps(method)
+    def run(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        if torch.compiler.is_compiling():
+            # Not as a decorator: that imports the compiler, seconds for all who compile nothing.
+            plain: Callable[_Arguments, _Result] = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
+            return plain(*args, **kwargs)
+        return method(*args, **kwargs)
+
+    return run
+
 
 KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)

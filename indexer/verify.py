@@ -3,20 +3,76 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.answer_errors import score_error, wrong_rows
 from indexer.case import Case
-from indexer.case.part import Part, parts
+from indexer.case.case import Part, parts
 from indexer.explain import MAX_FINDINGS, EngineJudge, EngineVerdict
-from indexer.finite_queries import NotFiniteRow, finite_rows, not_finite_rows, with_finite_queries
-from indexer.oracle import WRONG_CELL_ERROR, in_pages, run_oracle
+from indexer.oracle import WRONG_CELL_ERROR, in_pages, run_oracle, score_error, wrong_rows
 from indexer.replay import load_case
 from kernel.backends.base import SCORE_TOLERANCE, Precision
+
+# Rows whose queries are not finite: they have no right answer, and the other rows of their call have.
+
+CHUNK_TOKENS = 1 << 14
+"""Queries that are widened at a time."""
+
+
+@dataclass(frozen=True)
+class NotFiniteRow:
+    """A row that is not judged.
+
+    Attributes:
+        request: of the batch.
+        head: index head.
+        token: query token, in the whole call.
+        position: of the token in its request.
+        dim: the first of the query's 128 values that is not finite.
+        value: that value: ``nan``, ``inf`` or ``-inf``.
+    """
+
+    request: int
+    head: int
+    token: int
+    position: int
+    dim: int
+    value: str
+
+
+def finite_rows(case: Case) -> NDArray[np.bool_]:
+    """``[H, total_q]``: whether a row's query is finite."""
+    finite = np.empty((case.total_q, case.num_heads), dtype=bool)
+    for first in range(0, case.total_q, CHUNK_TOKENS):
+        chunk = case.index_q[first : first + CHUNK_TOKENS].astype(np.float32)
+        finite[first : first + CHUNK_TOKENS] = np.isfinite(chunk).all(axis=2)
+    return np.asarray(finite.T)
+
+
+def with_finite_queries(case: Case, finite: NDArray[np.bool_]) -> Case:
+    """The same call with zeros for the queries of the other rows; itself if there are none."""
+    if finite.all():
+        return case
+    queries = case.index_q.copy()
+    queries[~finite.T] = 0
+    return replace(case, index_q=queries)
+
+
+def not_finite_rows(case: Case, finite: NDArray[np.bool_]) -> Iterator[NotFiniteRow]:
+    """The rows that are not finite, by token and head."""
+    prefix = case.seq_lens.astype(np.int64) - case.query_lens - case.cu_seqlens_q[:-1]
+    for token, head in np.argwhere(~finite.T).tolist():
+        request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
+        query = case.index_q[token, head].astype(np.float32)
+        dim = int(np.flatnonzero(~np.isfinite(query))[0])
+        position = token + int(prefix[request])
+        yield NotFiniteRow(request, head, token, position, dim, str(float(query[dim])))
+
 
 MAX_WHOLE_CELLS = 1 << 25
 """Scores of a call that is run as a whole: 128 MiB."""
@@ -207,3 +263,37 @@ def _answer(case: Case, backend: str, precision: Precision) -> Answer:
         backend=result.backend,
         precision=precision,
     )
+
+
+# A small case for telling, within a second, whether a backend computes right on this machine.
+
+REQUESTS = ((2500, 24), (300, 20), (129, 3), (1, 1))
+"""(keys, queries): more blocks than a row selects, rows that straddle a block, one key."""
+
+
+def selftest_case(num_heads: int = 4, seed: int = 0) -> Case:
+    """Ragged prefill and decode rows on normal keys with a few strong channels; nothing is forced, since a
+    forced last block would hide a fault in the causal mask."""
+    generator = np.random.default_rng(seed)
+    channels = np.exp(generator.normal(0, 0.7, 128))
+    seq_lens, query_lens = np.array(REQUESTS, dtype=np.int32).T
+    keys = generator.normal(size=(seq_lens.sum(), 128)) * channels
+    queries = generator.normal(size=(query_lens.sum(), num_heads, 128))
+    return Case(
+        index_q=queries.astype(ml_dtypes.bfloat16),
+        index_k=keys.astype(ml_dtypes.bfloat16),
+        cu_seqlens_q=np.cumsum([0, *query_lens], dtype=np.int32),
+        seq_lens=np.ascontiguousarray(seq_lens),
+        local_blocks=0,
+        topk=16,
+        source=f"self-test, seed {seed}",
+    )
+
+
+def run_selftest(backend: str = "auto", precision: Precision = "exact") -> Verification:
+    """Verify a backend on the self-test case.
+
+    Raises:
+        BackendUnavailableError: the backend cannot run here.
+    """
+    return verify_case(selftest_case(), "selftest", backend, precision=precision)

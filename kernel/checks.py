@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import torch
 
+from kernel.arguments import check_int, has_shape, shape_remedy
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import HEAD_DIM, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
-from kernel.scalars import check_int
-from kernel.shape import has_shape, shape_remedy
 
 
 def check_heads(num_heads: int) -> int:

@@ -15,15 +15,111 @@ are chunked.
 from __future__ import annotations
 
 import heapq
+import threading
 from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from kernel.arguments import check_int
 from kernel.batch import Request
-from kernel.contract import BLOCK_TOKENS
+from kernel.checks import check_heads
+from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
+from kernel.errors import InvalidArgumentError
 from kernel.page import blocks_of
-from kernel.plan_checks import check_plan
+
+# What a launch plan may be asked for: its arguments, and every number that is 32 bits wide on the device.
+
+_INT32 = 2**31
+_BEYOND = 1024
+"""More than the rows or blocks that a kernel counts past the last one: the rest of a tile or of a group."""
+
+
+def check_plan(
+    requests: Sequence[Request],
+    num_heads: int,
+    *,
+    table_stride: int,
+    score_blocks: int,
+    slots: int,
+    alignment: int,
+    alignment_unit: int,
+    xcds: int,
+) -> None:
+    """Refuse what :func:`kernel.plan.plan_prefill` cannot plan; its arguments, and the unit of alignments.
+
+    A request's lengths are bounded by the contract, so positions and ``128 * block`` fit 32 bits; offsets in
+    the block table, query rows and score columns are checked here.
+
+    Raises:
+        InvalidArgumentError: the first argument at fault.
+    """
+    check_heads(num_heads)
+    _check_least("slots", slots, 1, "pass the workgroups that run at once, two for each compute unit")
+    _check_least("xcds", xcds, 1, "pass the number of dies")
+    if check_int("alignment", alignment) < alignment_unit or alignment % alignment_unit:
+        raise InvalidArgumentError(
+            "alignment",
+            alignment,
+            f"must be a positive multiple of {alignment_unit}",
+            f"pass {alignment_unit} blocks or a multiple",
+        )
+    _check_least("table_stride", table_stride, 0, "pass the columns of the block table")
+    _check_least("score_blocks", score_blocks, 0, "pass the columns of the score buffer")
+    for at, request in enumerate(requests):
+        _check_request(f"requests[{at}]", request, table_stride, score_blocks)
+    last_row = max((request.table_row for request in requests), default=0)
+    if (last_row + 1) * table_stride >= _INT32:
+        raise InvalidArgumentError(
+            "block_table.numel()", (last_row + 1) * table_stride, f"must be below {_INT32}", "split the batch"
+        )
+    tokens = max((request.query_start + request.query_len for request in requests), default=0)
+    if tokens * num_heads + _BEYOND >= _INT32:
+        raise InvalidArgumentError(
+            "total_q * H", tokens * num_heads, f"must be below {_INT32 - _BEYOND}", "split the batch"
+        )
+    if score_blocks + _BEYOND >= _INT32:
+        raise InvalidArgumentError(
+            "scores.shape[2]",
+            score_blocks,
+            f"must be below {_INT32 - _BEYOND}",
+            "narrow the score buffer",
+        )
+
+
+def _check_request(name: str, request: Request, table_stride: int, score_blocks: int) -> None:
+    _check_least(f"{name}.table_row", request.table_row, 0, "pass its row of the block table")
+    _check_least(f"{name}.query_start", request.query_start, 0, "pass its first row of q")
+    _check_least(f"{name}.query_len", request.query_len, 0, "pass how many query tokens it has")
+    if check_int(f"{name}.seq_len", request.seq_len) < request.query_len:
+        raise InvalidArgumentError(
+            f"{name}.seq_len",
+            request.seq_len,
+            f"must be at least its {request.query_len} query tokens",
+            "count this step's tokens in",
+        )
+    if request.seq_len > MAX_SEQ_LEN:
+        raise InvalidArgumentError(
+            f"{name}.seq_len",
+            request.seq_len,
+            f"must be at most {MAX_SEQ_LEN}",
+            "shorten the context to what the model was made for",
+        )
+    for argument, columns in (("table_stride", table_stride), ("score_blocks", score_blocks)):
+        if columns < request.num_blocks:
+            raise InvalidArgumentError(
+                argument,
+                columns,
+                f"must be at least the {request.num_blocks} blocks of {name}",
+                "widen it to the longest request",
+            )
+
+
+def _check_least(argument: str, value: int, least: int, remedy: str) -> None:
+    if check_int(argument, value) < least:
+        raise InvalidArgumentError(argument, value, f"must be at least {least}", remedy)
+
 
 TILE_ROWS = 512
 """Query rows of a work item, at most."""
@@ -290,3 +386,80 @@ def _small_groups(groups: Iterable[list[WorkItem]], most_cost: int) -> Iterator[
             part.append(item)
             cost += item.cost
         yield part
+
+
+# Plans of launches that come again: every layer of a model scores the same shape, step by step.
+
+_Key = tuple[tuple[Request, ...], int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A plan as the device reads it.
+
+    Attributes:
+        num_items: work items.
+        words: their int32 words, see :func:`kernel.plan.pack_items`.
+    """
+
+    num_items: int
+    words: bytes
+
+
+class PlanCache:
+    """The plans asked for last, each made once. May be used from several threads.
+
+    Args:
+        most: work items and requests of all plans that are kept together, some 100 bytes each.
+    """
+
+    def __init__(self, most: int = 1 << 17) -> None:
+        self._most = most
+        self._size = 0
+        self._plans: OrderedDict[_Key, PackedPlan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Plans that are kept."""
+        return len(self._plans)
+
+    def plan(
+        self,
+        requests: tuple[Request, ...],
+        num_heads: int,
+        *,
+        table_stride: int,
+        score_blocks: int,
+        slots: int,
+        alignment: int,
+    ) -> PackedPlan:
+        """As :func:`kernel.plan.plan_prefill`, packed.
+
+        Raises:
+            InvalidArgumentError: see there.
+        """
+        # All that a plan depends on.
+        key = (requests, num_heads, table_stride, score_blocks, slots, alignment)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+        items = plan_prefill(
+            requests,
+            num_heads,
+            table_stride=table_stride,
+            score_blocks=score_blocks,
+            slots=slots,
+            alignment=alignment,
+        )
+        made = PackedPlan(len(items), pack_items(items).tobytes())
+        size = made.num_items + len(requests)
+        with self._lock:
+            if key not in self._plans and size <= self._most:
+                self._plans[key] = made
+                self._size += size
+            while self._size > self._most:
+                old, dropped = self._plans.popitem(last=False)
+                self._size -= dropped.num_items + len(old[0])
+        return made

@@ -15,18 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from kernel.errors import IndexerError
-from server.auth import AuthLayer
-from server.connection import ConnectionsLayer
-from server.context import ContextLayer, context_of
-from server.engine import Engine
-from server.json_calls import argument_name
+from server import routes
+from server.engine import Engine, ServerState, prepared_engine
+from server.http import AuthLayer, ConnectionsLayer, ContextLayer, context_of
 from server.metrics import Metrics
 from server.openapi import openapi_document
 from server.problems import ProblemError, internal, invalid, of_error
-from server.routes import health, info, metrics, page, profile, score, sequences
 from server.settings import Settings
-from server.state import ServerState
-from server.warmup import prepared_engine
+from server.wire import argument_name
 from server.worker import Worker
 
 _LAST_CALL_SECONDS = 5.0
@@ -59,7 +55,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
     app = FastAPI(title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = state
-    for module in (health, info, score, sequences, profile, metrics, page):
+    for module in (routes, routes, routes, routes, routes, routes, routes):
         app.include_router(module.router)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(IndexerError, _on_error)

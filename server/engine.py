@@ -3,26 +3,162 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from starlette.requests import Request
 
 from indexer import IndexScorer
 from indexer.case import Case
-from indexer.case_scorer import CaseScorer
-from indexer.replay import as_tensor
-from indexer.result import ScoreResult
+from indexer.oracle import mismatched_rows, run_oracle, score_error
+from indexer.pipeline import ScoreResult
+from indexer.replay import CaseScorer, as_tensor
 from indexer.wire import KeysBody, ScoreReply, SequencesCall
-from kernel.backends.base import Order
-from kernel.errors import InvalidArgumentError, RankLostError
-from server.limits import MAX_FLOP_CPU, MAX_FLOP_GPU, CallLimits, check_sequences
-from server.options import ScoreOptions
-from server.problems import ProblemError
+from kernel.backends.base import SCORE_TOLERANCE, Order
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, SUPPORTED_HEADS
+from kernel.errors import IndexerError, InvalidArgumentError, RankLostError, UnknownSequenceError
+from server.limits import MAX_FLOP_CPU, MAX_FLOP_GPU, CallLimits, ScoreOptions, check_sequences
+from server.metrics import Metrics
+from server.problems import ProblemError, of_error
 from server.ranks import LeadingScorer
 from server.score_map import CallRecord, record_call
-from server.sequences import LiveSequence, SequenceTable
 from server.settings import Settings
+from server.worker import Worker
+
+# Whose sequences are whose. Ids are random, so none is guessed, and none outlives a restart as another's.
+
+ID_BYTES = 8
+"""Random bytes of a sequence's id, written in hexadecimal."""
+
+
+@dataclass(frozen=True)
+class LiveSequence:
+    """A sequence as of the last call that finished."""
+
+    id: str
+    scorer_id: int
+    length: int
+    """Tokens."""
+
+
+class SequenceTable:
+    """Live sequences by owner. Changed on the device's thread only; entries are replaced, never altered, so
+    the event loop may read at any time.
+
+    Args:
+        max_sequences: live sequences of all owners together.
+        max_owner_sequences: live sequences of one owner; None: no bound but the other one.
+        max_owner_keys: keys of one owner's sequences together, a fork's counted again; None: no bound.
+    """
+
+    def __init__(
+        self, max_sequences: int, max_owner_sequences: int | None = None, max_owner_keys: int | None = None
+    ) -> None:
+        self._max_sequences = max_sequences
+        self._max_owner_sequences = max_owner_sequences
+        self._max_owner_keys = max_owner_keys
+        self._by_owner: dict[str, dict[str, LiveSequence]] = {}
+        self._keys: dict[str, int] = {}
+        self._used: dict[str, float] = {}
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Live sequences of all owners."""
+        return self._count
+
+    def check_room(self, owner: str, *, sequences: int = 0, keys: int = 0) -> None:
+        """Refuse what an owner, or the server, would have too much of.
+
+        Args:
+            owner: who is to have them.
+            sequences: sequences to be made.
+            keys: keys to be appended.
+
+        Raises:
+            ProblemError: 409.
+        """
+        own = len(self._by_owner.get(owner, {}))
+        held = self._keys.get(owner, 0)
+        for kind, argument, value, limit, asked in (
+            ("too-many-sequences", "max_sequences", self._count, self._max_sequences, sequences),
+            ("too-many-sequences", "max_sequences_per_token", own, self._max_owner_sequences, sequences),
+            ("too-many-keys", "max_keys_per_token", held, self._max_owner_keys, keys),
+        ):
+            if limit is not None and asked and value + asked > limit:
+                raise ProblemError(
+                    409,
+                    kind,
+                    f"{argument} = {limit}: {value} are live and {asked} would be added; delete some "
+                    "sequences, or raise the limit",
+                    argument=argument,
+                    value=value + asked,
+                    limit=limit,
+                )
+
+    def get(self, owner: str, sequence: str) -> LiveSequence:
+        """A sequence of this owner.
+
+        Raises:
+            UnknownSequenceError: it has none of that id, whatever others have.
+        """
+        found = self._by_owner.get(owner, {}).get(sequence)
+        if found is None:
+            raise UnknownSequenceError(sequence)
+        return found
+
+    def use(self, owner: str, sequence: str) -> LiveSequence:
+        """A sequence of this owner for a call that keeps it from expiring.
+
+        Raises:
+            UnknownSequenceError: it has none of that id, whatever others have.
+        """
+        found = self.get(owner, sequence)
+        self._used[sequence] = time.monotonic()
+        return found
+
+    def idle(self, seconds: float) -> list[tuple[str, LiveSequence]]:
+        """Sequences that no call used for so long, each with its owner."""
+        before = time.monotonic() - seconds
+        return [
+            (owner, sequence)
+            for owner, sequences in self._by_owner.items()
+            for sequence in sequences.values()
+            if self._used[sequence.id] <= before
+        ]
+
+    def of_owner(self, owner: str) -> list[LiveSequence]:
+        """All of an owner's sequences, oldest first."""
+        return list(self._by_owner.get(owner, {}).values())
+
+    def add(self, owner: str, scorer_id: int, length: int) -> LiveSequence:
+        """Give a new sequence of the scorer to an owner."""
+        sequence = LiveSequence(secrets.token_hex(ID_BYTES), scorer_id, length)
+        self._used[sequence.id] = time.monotonic()
+        self._by_owner.setdefault(owner, {})[sequence.id] = sequence
+        self._keys[owner] = self._keys.get(owner, 0) + length
+        self._count += 1
+        return sequence
+
+    def grow(self, owner: str, sequence: LiveSequence, length: int) -> LiveSequence:
+        """Note a sequence's new length."""
+        grown = replace(sequence, length=length)
+        self._by_owner[owner][sequence.id] = grown
+        self._keys[owner] += length - sequence.length
+        return grown
+
+    def remove(self, owner: str, sequence: LiveSequence) -> None:
+        """Forget a sequence."""
+        del self._by_owner[owner][sequence.id]
+        del self._used[sequence.id]
+        self._keys[owner] -= sequence.length
+        self._count -= 1
+
 
 _NAME = re.compile(r"\w+")
 _WIRE_NAMES = {"q": "index_q", "k": "index_k"}
@@ -183,3 +319,136 @@ class Engine:
         title = f"{route}: {heads} heads, {total_q} queries, top {topk}"
         self.records[owner] = record_call(title, reply)
         return reply
+
+
+# Prepares the backend and checks it against the oracle before anyone is served.
+
+_LENGTHS = ((260, 19), (0, 0), (129, 1), (650, 2))
+"""(keys, queries): prefill and decode, a request without either, more blocks than are selected."""
+_TOPK = 3
+_OWNER = "self-test"
+
+
+class SelfTestError(IndexerError):
+    """The backend does not compute what the oracle does on this machine."""
+
+
+def prepared_engine(settings: Settings) -> Engine:
+    """An engine that passed its self-test.
+
+    Raises:
+        SelfTestError: it did not.
+        InvalidArgumentError: the device has no room for the pages.
+        BackendUnavailableError: the backend cannot run here.
+    """
+    engine = Engine(settings)
+    for num_heads in SUPPORTED_HEADS:
+        _check_case(engine, _case(num_heads))
+    _check_case(engine, replace(_case(1), init_blocks=1, local_blocks=2))
+    _check_sequence(engine)
+    engine.records.clear()
+    return engine
+
+
+def _case(num_heads: int) -> Case:
+    generator = np.random.default_rng(num_heads)
+    total_q, total_k = (sum(lengths) for lengths in zip(*((q, k) for k, q in _LENGTHS)))
+    return Case(
+        index_q=generator.standard_normal((total_q, num_heads, HEAD_DIM), dtype=np.float32),
+        index_k=generator.standard_normal((total_k, HEAD_DIM), dtype=np.float32),
+        cu_seqlens_q=np.cumsum([0, *(queries for _, queries in _LENGTHS)], dtype=np.int32),
+        seq_lens=np.array([keys for keys, _ in _LENGTHS], dtype=np.int32),
+        init_blocks=0,
+        local_blocks=0,
+        topk=_TOPK,
+    )
+
+
+def _check_case(engine: Engine, case: Case) -> None:
+    reply = engine.score_case(_OWNER, case, ScoreOptions(order="score"))
+    selected = engine.score_case(_OWNER, case, ScoreOptions(order="score", scores=False))
+    if reply.scores is None:
+        raise AssertionError("scores were asked for")
+    tolerance = SCORE_TOLERANCE[engine.scorer.config.precision]
+    oracle = run_oracle(case)
+    error = score_error(reply.scores, oracle.scores, oracle.bounds)
+    mismatches = mismatched_rows(case, reply.scores, reply.block_ids, oracle, tolerance)
+    if error > tolerance or mismatches or not np.array_equal(selected.block_ids, reply.block_ids):
+        raise SelfTestError(
+            f"backend {engine.scorer.backend} with {case.num_heads} heads: score error {error:.3g} of the "
+            f"allowed {tolerance:.3g}, {mismatches} wrong selections of {case.rows}, without scores "
+            f"{int((selected.block_ids != reply.block_ids).any(axis=2).sum())} others"
+        )
+
+
+def _check_sequence(engine: Engine) -> None:
+    """Pages of the scorer's own cache, appended in two parts, give the bits that a case gives."""
+    scorer = engine.scorer
+    heads, tokens = scorer.config.num_index_heads, min(300, scorer.config.num_pages * BLOCK_TOKENS)
+    case = _case(heads)
+    keys, queries = case.index_k, case.index_q[:1]
+    if keys is None:
+        raise AssertionError("the case has keys")
+    single = Case(
+        index_q=queries,
+        index_k=keys[:tokens],
+        cu_seqlens_q=np.array([0, 1], dtype=np.int32),
+        seq_lens=np.array([tokens], dtype=np.int32),
+        local_blocks=0,
+    )
+    want = engine.score_case(_OWNER, single, ScoreOptions())
+    sequence = scorer.add_sequence()
+    try:
+        for part in (keys[: tokens // 2], keys[tokens // 2 : tokens]):
+            scorer.append_keys(sequence, as_tensor(part).to(scorer.device))
+        query = as_tensor(queries).to(scorer.device)
+        got = scorer.score(query, [sequence], init_blocks=0, local_blocks=0)
+    finally:
+        scorer.free_sequence(sequence)
+    if got.scores is None or want.scores is None:
+        raise AssertionError("scores were asked for")
+    if not torch.equal(got.scores.cpu(), torch.from_numpy(want.scores)):
+        raise SelfTestError(f"backend {scorer.backend}: a sequence scores otherwise than a case of its keys")
+
+
+# What the routes share: the settings, the worker, and the engine once it is warm.
+
+WARMING = "the backend is being prepared and checked against the oracle"
+"""What a server says until it is ready."""
+
+
+@dataclass
+class ServerState:
+    """One server's."""
+
+    settings: Settings
+    worker: Worker
+    metrics: Metrics
+    engine: Engine | None = None
+    """None until the self-test passed."""
+    failed: bool = False
+    """Whether the warm-up failed. The server then ends."""
+    end: Callable[[], None] = lambda: None
+    """Ends the server."""
+    started: float = field(default_factory=time.monotonic)
+
+    def ready_engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ProblemError: 503, warming up or being shut down, or a rank of the scorer ended.
+        """
+        if self.worker.stopping:
+            detail = "the server is being shut down; nothing was done"
+            raise ProblemError(503, "stopping", detail, {"Retry-After": "1"})
+        if self.engine is None:
+            raise ProblemError(503, "warming", f"{WARMING}; nothing was done", {"Retry-After": "1"})
+        if self.engine.lost is not None:
+            raise of_error(self.engine.lost)
+        return self.engine
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the server that a request came to."""
+    state: ServerState = request.app.state.server
+    return state

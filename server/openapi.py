@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the shared parts it does not know of."""
+"""What OpenAPI says of bodies and errors that FastAPI cannot see in a signature."""
 
 from __future__ import annotations
 
@@ -6,9 +6,160 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
-from server.auth import OPEN_PATHS
-from server.documents import FORBIDDEN, JSON_MODELS, PROBLEM_SCHEMA, UNAUTHORIZED
+from server.http import OPEN_PATHS
+from server.problems import MEDIA_TYPE, TITLES, TYPE_PREFIX
+from server.wire import BINARY, JSON, CaseJson, KeysJson, ProfileReply, ScoreJson, SequencesJson
+
+Responses = dict[int | str, dict[str, Any]]
+
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "title": "Problem",
+    "required": ["type", "title", "status", "detail", "request_id"],
+    "properties": {
+        "type": {"type": "string", "enum": [TYPE_PREFIX + kind for kind in TITLES]},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string", "description": "argument = value: limit; remedy"},
+        "request_id": {"type": "string"},
+        "argument": {"type": "string", "description": "The argument at fault."},
+        "value": {"description": "Its value, shortened."},
+        "limit": {"description": "What it must be."},
+        "remedy": {"type": "string"},
+        "needed_pages": {"type": "integer", "description": "Pages that the call needs, for out-of-pages."},
+        "free_pages": {"type": "integer", "description": "Pages that are free, for out-of-pages."},
+        "missing_pages": {"type": "integer", "description": "Pages to free, for out-of-pages."},
+        "ranks": {
+            "type": "array",
+            "items": {"type": "integer"},
+            "description": "Ranks that ended, for rank-lost.",
+        },
+        "length": {"type": "integer", "description": "Tokens that the sequence holds, for length-conflict."},
+        "retry_after_seconds": {"type": "number", "description": "As Retry-After, but finer."},
+    },
+}
+"""Schema of every error."""
+
+_FILE = {"schema": {"type": "string", "format": "binary"}}
+_ROW = [0.0] * 127 + [1.0]
+_CASE_EXAMPLE = {"index_q": [[_ROW]], "index_k": [_ROW, _ROW], "topk": 1, "local_blocks": 0}
+_RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
+_TIMING = {"Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds of each stage."}}
+
+
+def _body(description: str, model: type[BaseModel], example: object) -> dict[str, Any]:
+    return {
+        "required": True,
+        "description": description,
+        "content": {
+            BINARY: dict(_FILE),
+            JSON: {
+                "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
+                "examples": {"small": {"value": example}},
+            },
+        },
+    }
+
+
+CASE_BODY = _body(
+    "A case file, a safetensors container: tensors `index_q` [total_q, H, 128], "
+    "`cu_seqlens_q` [batch + 1] I32, `seq_lens` [batch] I32, and either `index_k` [total_k, 128] or `pages` "
+    "[num_pages, 9216] U8 with `block_table` [batch, max_blocks] I32; metadata `format`, `version`, "
+    "`init_blocks`, `local_blocks`, `topk`, `source`. Or, for small calls, JSON.",
+    CaseJson,
+    _CASE_EXAMPLE,
+)
+KEYS_BODY = _body(
+    "A safetensors container with one tensor `index_k` [n, 128], BF16, F16 or F32, finite. Or JSON.",
+    KeysJson,
+    {"index_k": [_ROW]},
+)
+SEQUENCES_BODY = _body(
+    "A safetensors container with `index_q` [total_q, H, 128], BF16, F16, F32 or F8_E4M3; optionally "
+    "`query_lens` [sequences] I32; and the metadata field `sequences`: ids, separated by commas. Or JSON.",
+    SequencesJson,
+    {"sequences": ["8d6f3c1a5b7e9024"], "index_q": [[_ROW] * 4]},
+)
+JSON_MODELS = (CaseJson, KeysJson, SequencesJson, ScoreJson)
+"""Models that are referred to by name only."""
+
+
+def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[str, Any]:
+    problem: dict[str, Any] = {
+        "description": description,
+        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+    }
+    if headers:
+        problem["headers"] = headers
+    return problem
+
+
+UNKNOWN_SEQUENCE: Responses = {404: _problem("No such sequence of this token")}
+PROBLEM_503: Responses = {
+    503: _problem("Warming up, being shut down, too many connections, or a rank of the scorer ended", _RETRY)
+}
+_INVALID: Responses = {422: _problem("An argument is outside the contract; it is named")}
+_QUEUE: Responses = {
+    429: _problem("Every place in the queue is taken; nothing was done", _RETRY),
+    504: _problem("The deadline passed before the call began; nothing was done"),
+    **PROBLEM_503,
+}
+_BODY: Responses = {
+    413: _problem("The body is too large; it was not read"),
+    415: _problem("The body has a type that is not read"),
+    **_INVALID,
+    **_QUEUE,
+}
+_CHANGED = {"Server-Timing": _TIMING["Server-Timing"]}
+
+SCORE_RESPONSES: Responses = {
+    200: {
+        "description": "Selected blocks: a safetensors container with `block_ids` [H, total_q, k] I32, "
+        "`num_blocks` [total_q] I32 and, unless `scores=false`, `scores` [H, total_q, S] F32 (-inf at and "
+        "past a row's `num_blocks`); metadata `format`, `version`, `backend`, `precision`, `order`, "
+        "`timings_seconds`. Or the same as JSON.",
+        "content": {BINARY: dict(_FILE), JSON: {"schema": {"$ref": "#/components/schemas/ScoreJson"}}},
+        "headers": _TIMING,
+    },
+    406: _problem("No representation that the request accepts"),
+    **_BODY,
+}
+SCORE_SEQUENCES_RESPONSES: Responses = {**SCORE_RESPONSES, **UNKNOWN_SEQUENCE}
+CHANGE_RESPONSES: Responses = {**UNKNOWN_SEQUENCE, **_QUEUE}
+MAKE_RESPONSES: Responses = {
+    201: {
+        "description": "The new sequence",
+        "headers": {"Location": {"schema": {"type": "string"}}, **_CHANGED},
+    },
+    409: _problem("No more sequences can be made, of all or of this token"),
+    **_QUEUE,
+}
+KEYS_RESPONSES: Responses = {
+    200: {"description": "The sequence as it is now", "headers": _CHANGED},
+    409: _problem(
+        "Too few free pages, too many keys of this token, or the sequence does not hold `start` tokens; "
+        "nothing was appended"
+    ),
+    **UNKNOWN_SEQUENCE,
+    **_BODY,
+}
+PROFILE_RESPONSES: Responses = {
+    200: {"description": "Where the time went", "model": ProfileReply, "headers": _CHANGED},
+    **_BODY,
+    504: _problem("The deadline passed before the call began, or between two of its runs"),
+}
+METRICS_RESPONSES: Responses = {
+    200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+UNAUTHORIZED = _problem(
+    "A bearer token is needed", {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer"}}
+)
+FORBIDDEN = _problem("Without tokens: the request comes from another site, or names another host")
+
+
+# The OpenAPI document: FastAPI's, with the shared parts it does not know of.
 
 _REF = "#/components/schemas/{model}"
 _DESCRIPTION = (

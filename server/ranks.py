@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from indexer.config import IndexerConfig
 from indexer.distributed import DistributedIndexScorer
-from indexer.result import ScoreResult
+from indexer.pipeline import ScoreResult
 from kernel.backends import registry
 from kernel.backends.base import Order
 from kernel.errors import IndexerError, InvalidArgumentError, RankLostError

@@ -12,12 +12,43 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from server.deadline import Deadline
 from server.problems import ProblemError
+
+# Until when a request must have reached the device.
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """So many seconds after a request came.
+
+    Attributes:
+        seconds: the time it has.
+        began: ``time.monotonic()`` when it came.
+    """
+
+    seconds: float
+    began: float = field(default_factory=time.monotonic)
+
+    def left(self) -> float:
+        """Seconds until then, 0 afterwards."""
+        return max(0.0, self.began + self.seconds - time.monotonic())
+
+    def problem(self, detail: str) -> ProblemError:
+        """The 504 of a request that was too late."""
+        return ProblemError(
+            504,
+            "deadline",
+            detail,
+            argument="deadline_seconds",
+            value=round(time.monotonic() - self.began, 3),
+            limit=self.seconds,
+        )
+
 
 T = TypeVar("T")
 _MAX_RETRY_SECONDS = 30.0

@@ -5,14 +5,30 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from client.failure import MISMATCH, one_line_errors, printable
-from client.options import BackendOption, JsonOption, Precision, PrecisionOption, TokenOption, UrlOption
+from client.output import (
+    MISMATCH,
+    BackendOption,
+    JsonOption,
+    Precision,
+    PrecisionOption,
+    TokenOption,
+    UrlOption,
+    one_line_errors,
+    printable,
+)
+from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from indexer.case import Case
@@ -44,8 +60,8 @@ def bench(
     With --report, nothing is measured: the table of a file that the benchmark of the GPU kernels
     (tests/benchmarks/bench_gpu.py) wrote is shown.
     """
-    from client.load import run_load
-    from client.terminal import output, status
+    # REGROUP
+    from client.output import output, status
     from indexer.case import read_case
     from kernel.errors import InvalidArgumentError
 
@@ -71,7 +87,7 @@ def bench(
                 )
             where, score = _scorer(call, backend, precision, scores)
         else:
-            from client.remote import remote_client
+            from client.client import remote_client
 
             client = stack.enter_context(remote_client(url, token, backend, precision.value))
             where = client.info().backend
@@ -108,8 +124,8 @@ def bench(
 
 
 def _show(path: Path, as_json: bool) -> None:
-    from client.benchmark_report import print_report, read_report
-    from client.terminal import output
+    # REGROUP
+    from client.output import output
 
     with one_line_errors(as_json):
         report = read_report(path)
@@ -120,8 +136,8 @@ def _show(path: Path, as_json: bool) -> None:
 
 
 def _scorer(call: Case, backend: str, precision: Precision, scores: bool) -> tuple[str, Callable[[], object]]:
-    from indexer.case_scorer import CaseScorer
     from indexer.config import IndexerConfig
+    from indexer.replay import CaseScorer
     from indexer.scorer import IndexScorer
 
     config = IndexerConfig(
@@ -129,3 +145,139 @@ def _scorer(call: Case, backend: str, precision: Precision, scores: bool) -> tup
     )
     scorer = CaseScorer(IndexScorer(config))
     return scorer.backend, lambda: scorer.score(call, return_scores=scores)
+
+
+# Scores one call over and over, from several threads, and counts.
+
+
+@dataclass(frozen=True)
+class Load:
+    """What came of it.
+
+    Attributes:
+        calls: calls that were answered.
+        errors: calls that failed.
+        seconds: from the first call's start to the last one's end.
+        p50_ms: median latency.
+        p90_ms: latency that a tenth exceeds.
+        p99_ms: latency that a hundredth exceeds.
+        first_error: what the first failure said; empty if there was none.
+    """
+
+    calls: int
+    errors: int
+    seconds: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    first_error: str
+
+    @property
+    def calls_per_second(self) -> float:
+        """Answered calls a second."""
+        return self.calls / self.seconds if self.seconds else 0.0
+
+
+def run_load(score: Callable[[], object], threads: int, seconds: float) -> Load:
+    """Call ``score`` from some threads, each again once it returned, for so long.
+
+    Args:
+        score: one call; may raise.
+        threads: callers at a time.
+        seconds: time after which no further call begins.
+    """
+    latencies: list[float] = []
+    failures: list[Exception] = []
+    began = time.perf_counter()
+
+    def work() -> None:
+        # A failure does not end the load, but a server that is gone must not be asked a million times.
+        failed = 0
+        while (started := time.perf_counter()) - began < seconds and failed < 10:
+            try:
+                score()
+            except Exception as error:
+                failures.append(error)
+                failed += 1
+            else:
+                latencies.append(time.perf_counter() - started)
+
+    workers = [threading.Thread(target=work) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    elapsed = time.perf_counter() - began
+    latencies.sort()
+    p50, p90, p99 = (1e3 * _quantile(latencies, part) for part in (0.5, 0.9, 0.99))
+    first_error = str(failures[0]) if failures else ""
+    return Load(len(latencies), len(failures), elapsed, p50, p90, p99, first_error)
+
+
+def _quantile(ordered: list[float], part: float) -> float:
+    """The least value that ``part`` of all do not exceed; 0 of none."""
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
+
+
+# The report of a benchmark of the GPU kernels: its file, and the table that shows it.
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One line of the report."""
+
+    name: str
+    precision: str
+    milliseconds: float
+    rate: float
+    unit: str
+    """TFLOP/s of the visible blocks, or TB/s of the bytes that have to be moved."""
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """What a benchmark measured, on what."""
+
+    device: str
+    torch: str
+    rounds: int
+    measured: list[Measured]
+    peers: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Milliseconds of other kernels for a line's work, with bfloat16 and with fp8 keys."""
+
+    def write(self, path: Path) -> None:
+        """Write the report as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read_report(path: Path) -> BenchmarkReport:
+    """Read a report.
+
+    Raises:
+        InvalidArgumentError: the file holds no report.
+        OSError: it cannot be read.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text())
+        lines = [Measured(**line) for line in fields.pop("measured")]
+        peers = {name: (float(bf16), float(fp8)) for name, (bf16, fp8) in fields.pop("peers").items()}
+        return BenchmarkReport(**fields, measured=lines, peers=peers)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidArgumentError(
+            "--report",
+            str(path),
+            "holds no report of a benchmark",
+            "name a file that `python -m tests.benchmarks.bench_gpu --json FILE` wrote",
+        ) from error
+
+
+def print_report(report: BenchmarkReport, console: Console) -> None:
+    """One table: times, rates and how many times the peers' speed."""
+    table = Table(title=f"triton on {report.device} (torch {report.torch}), medians of {report.rounds}, cold")
+    for column in ("what", "precision", "ms", "rate", "x bf16 peer", "x fp8 peer"):
+        table.add_column(column, justify="left" if column in ("what", "precision") else "right")
+    for line in report.measured:
+        peers = [f"{peer / line.milliseconds:.2f}" for peer in report.peers.get(line.name, ())] or ["", ""]
+        rate = f"{line.rate:.0f} {line.unit}" if line.rate > 10 else f"{line.rate:.2f} {line.unit}"
+        table.add_row(line.name, line.precision, f"{line.milliseconds:.4f}", rate, *peers)
+    console.print(table)

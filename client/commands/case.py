@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from client.failure import one_line_errors, printable
-from client.options import JsonOption
+from client.output import JsonOption, one_line_errors, printable
 
 case = typer.Typer(
     name="case",
@@ -45,8 +44,7 @@ def make(
     hardly differ. ties: whole blocks repeat, so equal scores are at every place. ragged: m3 over prefill,
     decode, padding and lengths beside block ends.
     """
-    from client.output_file import check_output, write_output
-    from client.terminal import counted, output, status
+    from client.output import check_output, counted, output, status, write_output
     from indexer.case import case_buffers
     from indexer.made_cases import Shape, make_case
     from kernel.errors import InvalidArgumentError

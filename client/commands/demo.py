@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.failure import FAILURE, MISMATCH, one_line_errors, printable, report
-from client.options import BackendOption, JsonOption
+from client.output import (
+    FAILURE,
+    MISMATCH,
+    BackendOption,
+    JsonOption,
+    one_line_errors,
+    printable,
+    report_failure,
+)
 from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -37,8 +44,8 @@ def demo(
 
     Exit code 0 only if the selection is right by the oracle, and by the expected outputs of the case if any.
     """
-    from client.demo_case import demo_case
-    from client.terminal import output, status
+    # REGROUP
+    from client.output import output, status
     from indexer.case import read_case
 
     target = DEFAULT_PICTURE if picture is None else picture
@@ -50,8 +57,7 @@ def demo(
             raise failed
         with status() as on_step:
             on_step("loading torch")
-            from client.demo_report import print_report, report_fields
-            from client.demonstration import demonstrate
+            from client.demonstration import demonstrate, print_report, report_fields
 
             shown = demonstrate(call, backend, on_step)
             no_picture = _cannot_draw(shown)
@@ -65,7 +71,7 @@ def demo(
     else:
         print_report(output(), shown, path, target, no_picture)
     if failed is not None and picture is not None:
-        report(failed, as_json)
+        report_failure(failed, as_json)
         raise typer.Exit(FAILURE)
     if not shown.ok:
         raise typer.Exit(MISMATCH)
@@ -73,7 +79,7 @@ def demo(
 
 def _refusal(picture: Path, path: str) -> InvalidArgumentError | None:
     """Why a picture cannot be written, as far as can be told before."""
-    from client.output_file import check_output
+    from client.output import check_output
 
     try:
         check_output("--picture", picture, path)
@@ -90,7 +96,7 @@ def _cannot_draw(shown: Demonstration) -> str | None:
     if shown.case.rows == 0:
         return "the case has no rows"
     try:
-        import client.score_map  # noqa: F401 - only to see whether it can be imported
+        import client.plots  # noqa: F401 - only to see whether it can be imported
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise
@@ -99,8 +105,8 @@ def _cannot_draw(shown: Demonstration) -> str | None:
 
 
 def _draw(shown: Demonstration, path: str, picture: Path) -> InvalidArgumentError | None:
-    from client.output_file import write_output
-    from client.score_map import draw_score_map, score_map
+    from client.output import write_output
+    from client.plots import draw_score_map, score_map
 
     cells = score_map(shown.case, shown.scores, shown.block_ids)
     name = printable(Path(path).stem) + (f", request {cells.request}" if shown.case.batch > 1 else "")
@@ -109,3 +115,22 @@ def _draw(shown: Demonstration, path: str, picture: Path) -> InvalidArgumentErro
     except InvalidArgumentError as error:
         return error
     return None
+
+
+# The case that ``demo`` scores when none is named.
+
+NAME = "code_8k_l20.safetensors"
+
+
+def demo_case() -> Path:
+    """The case inside the installed package, or the clone's.
+
+    Raises:
+        InvalidArgumentError: neither is there.
+    """
+    here = Path(__file__).resolve().parent
+    places = (here / "data" / NAME, here.parent / "tests" / "data" / NAME)
+    for place in places:
+        if place.is_file():
+            return place
+    raise InvalidArgumentError("CASE", "not given", f"{NAME} is not installed", "name a case file")

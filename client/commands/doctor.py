@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from client.failure import MISMATCH, one_line_errors
-from client.options import BackendOption, JsonOption
+from client.output import MISMATCH, BackendOption, JsonOption, one_line_errors
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,8 +24,8 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
 
     Exit code 0 only if the backend's self-test agrees with the oracle.
     """
-    from client.terminal import output, status
-    from indexer.selftest import run_selftest
+    from client.output import output, status
+    from indexer.verify import run_selftest
     from kernel.backends import registry
 
     with one_line_errors(as_json), status() as on_step:

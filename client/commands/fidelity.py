@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.failure import one_line_errors, printable
-from client.options import BackendOption, JsonOption
+from client.output import BackendOption, JsonOption, one_line_errors, printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from indexer.key_fidelity import CaseFidelity
+    from indexer.fidelity import CaseFidelity
 
 
 def fidelity(
@@ -32,9 +31,7 @@ def fidelity(
     that have a choice. Mass is that of a softmax over q.k / sqrt(128) of the case's queries and keys: what
     attention would lose if its logits were the indexer's. With --json, one object a line and case.
     """
-    from client.output_file import write_output
-    from client.picture import check_picture
-    from client.terminal import output, status
+    from client.output import check_picture, output, status, write_output
     from indexer.case import read_case
 
     shown = []
@@ -42,7 +39,7 @@ def fidelity(
         calls = [read_case(name) for name in cases]
         if picture is not None:
             check_picture(picture, *cases)
-        from indexer.key_fidelity import case_fidelity
+        from indexer.fidelity import case_fidelity
 
         for name, call in zip(cases, calls):
             on_step(f"scoring {printable(name)}")
@@ -100,11 +97,11 @@ def fidelity_fields(shown: CaseFidelity) -> dict[str, Any]:
 
 
 def _draw(shown: list[CaseFidelity], picture: Path) -> bytes:
-    from client.picture import importing_plots
+    from client.output import importing_plots
     from kernel.errors import InvalidArgumentError
 
     with importing_plots(picture):
-        from client.fidelity_plot import draw_fidelity, draw_layers
+        from client.plots import draw_fidelity, draw_layers
     if not any(one.counted_rows for one in shown):
         limit = "there is nothing to draw: no row has a choice"
         raise InvalidArgumentError("--picture", picture, limit, "leave it out, or pass a longer context")

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.failure import MISMATCH, one_line_errors, printable
-from client.first_run.parts import DOCTOR, PARTS, SIMULATED, VERIFY, command_of
-from client.options import JsonOption
+from client.first_run.run_part import DOCTOR, PARTS, SIMULATED, VERIFY, command_of
+from client.output import MISMATCH, JsonOption, one_line_errors, printable
 
 if TYPE_CHECKING:
-    from client.first_run.interruption import Interruption
     from client.first_run.record import Record
+    from client.first_run.run_part import Interruption
 
 PART_TIMEOUT_S = 1800
 
@@ -52,9 +51,9 @@ def first_run(
     --json what is in DIR/first-run.json is printed.
     """
     from client.commands.doctor import versions
-    from client.first_run.interruption import Interruption
     from client.first_run.record import ARCHIVE, RECORD, TEXT, Record
-    from client.terminal import output
+    from client.first_run.run_part import Interruption
+    from client.output import output
 
     interruption = Interruption()
     with one_line_errors(as_json):
@@ -85,7 +84,7 @@ def first_run(
 
 def _run(record: Record, out: Path, cases: list[str], interruption: Interruption) -> None:
     from client.first_run.run_part import PartResult, run_part
-    from client.terminal import status
+    from client.output import status
 
     refused = record.stopped is not None
     with status() as on_step:
@@ -109,14 +108,14 @@ def _run(record: Record, out: Path, cases: list[str], interruption: Interruption
 
 def kernels() -> dict[str, str | None]:
     """Which kernels run: the digest of their sources, the library that holds them, if any, and the layout."""
-    from kernel.backends.flydsl import decode_layout, kernel_library
-    from kernel.backends.flydsl.library_manifest import sources_digest
+    from kernel.backends.flydsl import geometry, kernel_library
+    from kernel.backends.flydsl.kernel_library import sources_digest
 
     library = kernel_library.chosen()
     return {
         "sources": sources_digest(),
         "library": None if library is None else str(library),
-        "decode_layout": os.environ.get(decode_layout.VARIABLE) or decode_layout.DEFAULT,
+        "decode_layout": os.environ.get(geometry.VARIABLE) or geometry.DEFAULT_LAYOUT,
     }
 
 
@@ -184,6 +183,6 @@ def _check_used(cases: list[str] | None, parts: list[str]) -> None:
 
 
 def _cases(backend: Where, named: list[str]) -> list[str]:
-    from client.demo_case import demo_case
+    from client.commands.demo import demo_case
 
     return named if backend is Where.simulated else [str(demo_case()), *named]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import time
 from pathlib import Path
@@ -10,9 +12,81 @@ from typing import Annotated
 import typer
 
 from client.commands.first_run import first_run
-from client.commands.kernel_report import report
-from client.failure import one_line_errors
-from client.options import JsonOption
+from client.output import JsonOption, one_line_errors
+
+# ``kernel report``: what the compiler made of the gfx950 kernels, and what a model predicts of them.
+
+HONESTY = (
+    "Counts are facts of the compiler's output. Clocks, bounds and utilisation are predictions of a model; "
+    "nothing here ran on an AMD GPU."
+)
+
+
+def report(as_json: JsonOption = False) -> None:
+    """Compile every kernel for gfx950 and report on it: registers, loops, predicted clocks. No GPU needed.
+
+    A loop is one trip of a wave. Prefill: unmasked is four blocks seen whole, the others one block: whole,
+    diagonal (unaligned where the tile starts inside a block), or later than the wave's rows. Decode: four
+    pages, without more, with the maximum of their group, with sentinels; in both layouts. Predictions are of
+    two waves a SIMD on the same path. Of top-k and insert it is what a row or key takes.
+    """
+    from client.output import output, status
+
+    with one_line_errors(as_json), status() as on_step:
+        on_step("loading")
+        from kernel.backends.flydsl import geometry, toolchain
+        from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType
+        from kernel.contract import SUPPORTED_HEADS
+        from kernel.gfx950.report.decode import check_decode_targets, report_decode
+        from kernel.gfx950.report.prefill import check_targets, report_kernel
+        from kernel.gfx950.report.work import check_work_targets, report_insert, report_topk
+
+        reports, decode_reports, work_reports = [], [], []
+        for heads in SUPPORTED_HEADS:
+            name = geometry.prefill_name(heads)
+            on_step(f"compiling {name}")
+            assembly = toolchain.assembly(name)
+            on_step(f"interpreting and replaying {name}")
+            reports.append(report_kernel(assembly, name, heads))
+        for layout, heads in itertools.product(LAYOUTS, SUPPORTED_HEADS):
+            name = geometry.decode_name(heads, layout)
+            on_step(f"compiling {name}")
+            assembly = toolchain.assembly(name)
+            on_step(f"interpreting and replaying {name}")
+            decode_reports.append(report_decode(assembly, name, heads, layout))
+        for variant in VARIANTS:
+            on_step(f"compiling and interpreting {variant.name}")
+            work_reports.append(report_topk(toolchain.assembly(variant.name), variant))
+        for key_type in KeyType:
+            on_step(f"compiling and interpreting the insert of {key_type.value} keys")
+            name = geometry.insert_name(key_type)
+            work_reports.append(report_insert(toolchain.assembly(name), name, key_type))
+    prefill = [(found, check_targets(found)) for found in reports]
+    decode = [(found, check_decode_targets(found)) for found in decode_reports]
+    work = [(found, check_work_targets(found)) for found in work_reports]
+    if as_json:
+        fields = [
+            *((found.fields(), targets) for found, targets in prefill),
+            *((found.fields(), targets) for found, targets in decode),
+            *((found.fields(), targets) for found, targets in work),
+        ]
+        kernels = [
+            {**kernel, "targets": [dataclasses.asdict(target) for target in targets]}
+            for kernel, targets in fields
+        ]
+        print(json.dumps({"note": HONESTY, "kernels": kernels}))
+        return
+    from client.kernel_tables import print_decode_report, print_report, print_work_report
+
+    console = output()
+    for found, targets in prefill:
+        print_report(console, found, targets)
+    for found_decode, targets in decode:
+        print_decode_report(console, found_decode, targets)
+    for found_work, targets in work:
+        print_work_report(console, found_work, targets)
+    console.print(HONESTY)
+
 
 kernel = typer.Typer(
     name="kernel",
@@ -43,7 +117,7 @@ def compile_(
     A cache is bound to the ROCm installation: compile where the kernels will run, in the final image. With
     --cache DIR, processes find it if FLYDSL_RUNTIME_CACHE_DIR is DIR.
     """
-    from client.terminal import output, status
+    from client.output import output, status
     from kernel.backends.flydsl.toolchain import compile_kernels
 
     with one_line_errors(as_json), status() as on_step:
@@ -71,7 +145,7 @@ def export(
     The backends flydsl and flydsl-sim take the library that NVFP4_INDEXER_KERNEL_LIBRARY names. It belongs to
     this version of the package, and another one refuses it.
     """
-    from client.terminal import output, status
+    from client.output import output, status
     from kernel.backends.flydsl.library_export import export_library
 
     with one_line_errors(as_json), status() as on_step:

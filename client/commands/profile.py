@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from client.failure import one_line_errors, printable
-from client.options import BackendOption, JsonOption, Precision, PrecisionOption, TokenOption, UrlOption
+from client.output import (
+    BackendOption,
+    JsonOption,
+    Precision,
+    PrecisionOption,
+    TokenOption,
+    UrlOption,
+    one_line_errors,
+    printable,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from client.rocprof import TracedKernel
     from indexer.case import Case
-    from indexer.plan_balance import PlanBalance
-    from indexer.rocprof import TracedKernel
+    from indexer.profile import PlanBalance
     from indexer.wire import Profile
 
 
@@ -66,9 +74,7 @@ def profile(
     or null, plan with the predicted balance of the gfx950 launch plan or null, and rocprof with its kernels
     or null.
     """
-    from client.output_file import check_output, write_output
-    from client.picture import check_picture
-    from client.terminal import counted, output, status
+    from client.output import check_output, check_picture, counted, output, status, write_output
     from indexer.case import read_case
 
     with one_line_errors(as_json, case), status() as on_step:
@@ -81,7 +87,7 @@ def profile(
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         kernels = None
         if rocprof is not None:
-            from indexer.rocprof import read_rocprof
+            from client.rocprof import read_rocprof
 
             kernels = read_rocprof(rocprof)
         shown: list[Profile] = []
@@ -130,7 +136,7 @@ def profile(
         if path is not None:
             console.print(f"wrote {printable(str(path))}", markup=False, soft_wrap=True)
     if first.backend == "flydsl" and kernels is None:
-        from indexer.rocprof import rocprof_command
+        from client.rocprof import rocprof_command
 
         console.print(f"Counters: {printable(rocprof_command(case))}", markup=False, soft_wrap=True)
 
@@ -158,7 +164,7 @@ def _profile(
 ) -> Profile:
     if url is None:
         return profile_here(call, cache, repeats, scores, trace, backend, precision.value)
-    from client.remote import remote_client
+    from client.client import remote_client
 
     with remote_client(url, token, backend, precision.value) as client:
         return client.profile(
@@ -185,16 +191,16 @@ def _fields(
 
 
 def _balance(call: Case) -> PlanBalance | None:
-    from indexer.plan_balance import plan_balance
+    from indexer.profile import plan_balance
 
     return plan_balance(call)
 
 
 def _draw(shown: list[Profile], balance: PlanBalance | None, picture: Path) -> bytes:
-    from client.picture import importing_plots
+    from client.output import importing_plots
 
     with importing_plots(picture):
-        from client.profile_plot import draw_profile
+        from client.plots import draw_profile
     return draw_profile(shown, balance, picture.suffix.lower()[1:])
 
 
@@ -202,9 +208,9 @@ def profile_here(
     call: Case, cache: str, repeats: int, scores: bool, trace: bool, backend: str, precision: str
 ) -> Profile:
     """Profile a case in this process."""
-    from indexer.case_scorer import CaseScorer
     from indexer.config import IndexerConfig
     from indexer.profile import profile_case
+    from indexer.replay import CaseScorer
     from indexer.scorer import IndexScorer
 
     config = IndexerConfig(

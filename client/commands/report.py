@@ -8,8 +8,15 @@ from typing import Annotated
 
 import typer
 
-from client.failure import MISMATCH, one_line_errors, printable
-from client.options import BackendOption, JsonOption, Precision, PrecisionOption
+from client.output import (
+    MISMATCH,
+    BackendOption,
+    JsonOption,
+    Precision,
+    PrecisionOption,
+    one_line_errors,
+    printable,
+)
 
 
 def report(
@@ -28,8 +35,7 @@ def report(
     what NVFP4 costs where the keys before quantisation are known, stage times beside the device's own
     ceilings, the score map, and this machine. It holds no key and no query. Exit code as verify.
     """
-    from client.output_file import check_output, write_output
-    from client.terminal import output, status
+    from client.output import check_output, output, status, write_output
     from indexer.case import read_case
 
     with one_line_errors(as_json, case), status() as on_step:

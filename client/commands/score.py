@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.failure import one_line_errors, printable
-from client.options import (
+from client.output import (
     BackendOption,
     JsonOption,
     Order,
@@ -18,6 +17,8 @@ from client.options import (
     PrecisionOption,
     TokenOption,
     UrlOption,
+    one_line_errors,
+    printable,
 )
 
 if TYPE_CHECKING:
@@ -56,10 +57,9 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score a recorded call and select each row's best blocks, here or in a sidecar."""
-    from client.output_file import check_output, write_output
-    from client.terminal import output
+    from client.output import check_output, output, write_output
     from indexer.case import read_case
-    from indexer.case.encoder import encode_container
+    from indexer.case.container import encode_container
 
     with one_line_errors(as_json, case):
         call = read_case(case)  # a bad file is told before torch is loaded
@@ -77,7 +77,7 @@ def score(
         if url is None:
             reply = _score_here(call, order, backend, precision, return_scores=out is not None)
         else:
-            from client.remote import remote_client
+            from client.client import remote_client
 
             with remote_client(url, token, backend, precision.value) as client:
                 reply = client.score_case(call, order=order.value, return_scores=out is not None)

@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from client.failure import FAILURE, MISMATCH, out_of_memory, printable, report
-from client.options import BackendOption, JsonOption, Precision, PrecisionOption, TokenOption, UrlOption
+from client.output import (
+    FAILURE,
+    MISMATCH,
+    BackendOption,
+    JsonOption,
+    Precision,
+    PrecisionOption,
+    TokenOption,
+    UrlOption,
+    out_of_memory,
+    printable,
+    report_failure,
+)
 
 WIDE = 240
 """Columns that hold a row with a long file name, where no terminal sets the width."""
@@ -21,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-    from client.sync_client import Client
+    from client.client import Client
     from indexer.case import Case
     from indexer.verify import Verification
     from kernel.backends.base import Precision as PrecisionName
@@ -57,9 +68,7 @@ def verify(
     --url those until the answer was here. A case that cannot be read is reported on stderr and does not stop
     the others; the exit code is then 2.
     """
-    from client.failure import one_line_errors
-    from client.json_values import dumps
-    from client.terminal import output, progress
+    from client.output import dumps, one_line_errors, output, progress
     from indexer.case import read_case
     from kernel.errors import IndexerError
 
@@ -67,7 +76,7 @@ def verify(
     with contextlib.ExitStack() as stack:
         client = None
         if url is not None:
-            from client.remote import remote_client
+            from client.client import remote_client
 
             with one_line_errors(as_json):
                 client = stack.enter_context(remote_client(url, token, backend, precision.value))
@@ -88,7 +97,7 @@ def verify(
             except Exception as error:
                 if not isinstance(error, IndexerError) and not out_of_memory(error):
                     raise
-                report(error, as_json, name)
+                report_failure(error, as_json, name)
                 failed = True
             else:
                 done.append(result)
@@ -114,7 +123,7 @@ def verify(
 
 def _verify_remote(client: Client, case: Case, name: str, findings: int) -> Verification:
     from client.errors import BadReplyError
-    from indexer.finite_queries import finite_rows, with_finite_queries
+    from indexer.verify import finite_rows, with_finite_queries
 
     asked = with_finite_queries(case, finite_rows(case))
     began = time.perf_counter()

@@ -2,14 +2,175 @@
 
 from __future__ import annotations
 
+import base64
+import html
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from client.report.engine import engine_section, not_judged_section, verdict_badge
-from client.report.html import badge, paragraph, picture, section, table, text, tile
+from client import engine_report as words
+from client.output import counted
 from client.report.sections import Gathered
-from client.terminal import counted
-from indexer.key_fidelity import CaseFidelity
-from indexer.plan_balance import PlanBalance
+from indexer.explain.verdict import Cause, EngineVerdict, Finding
+from indexer.fidelity import CaseFidelity
+from indexer.profile import PlanBalance
+from indexer.verify import NotFiniteRow
+
+# HTML in small pieces: text is escaped, pictures lie in the page.
+
+SCALE = 1124 / 1625
+"""Pixels of the page to one of a picture: the widest pictures fill its 1,124."""
+
+
+def text(value: object) -> str:
+    """A value as text."""
+    return html.escape(str(value))
+
+
+def paragraph(value: object, kind: str = "") -> str:
+    """A paragraph of text."""
+    return f"<p{_class(kind)}>{text(value)}</p>"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, words: Iterable[int] = (0,)) -> str:
+    """A table; numbers to the right but in the columns ``words``."""
+    left = set(words)
+    head = "".join(
+        f"<th{_class('w' if i in left else '')}>{text(name)}</th>" for i, name in enumerate(columns)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{_class('w' if i in left else '')}>{text(cell)}</td>" for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    head = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
+
+
+def picture(png: bytes, alt: str) -> str:
+    """A PNG file inside the page, at the scale that the widest of them needs: letters are of one size."""
+    width, height = (int.from_bytes(png[at : at + 4], "big") * SCALE for at in (16, 20))
+    size = f'width="{width:.0f}" height="{height:.0f}"'
+    return f'<img alt="{text(alt)}" {size} src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+
+
+def badge(ok: bool, right: str, wrong: str) -> str:
+    """A word in green or red."""
+    return label(right if ok else wrong, "ok" if ok else "bad")
+
+
+def label(words: str, kind: str) -> str:
+    """Words on green (``ok``), red (``bad``) or amber (``open``)."""
+    return f'<span class="badge {kind}">{text(words)}</span>'
+
+
+def items(lines: Iterable[object]) -> str:
+    """A list."""
+    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>"
+
+
+def tile(label: str, value: str, note: str = "") -> str:
+    """A figure with its name."""
+    return (
+        f'<div class="tile"><div class="label">{text(label)}</div><div class="value">{text(value)}</div>'
+        f'<div class="note">{text(note)}</div></div>'
+    )
+
+
+def section(title: str, *parts: str) -> str:
+    """A section with a heading."""
+    name = title.lower().replace(" ", "-")
+    return f'<section id="{text(name)}"><h2>{text(title)}</h2>{"".join(parts)}</section>'
+
+
+def _class(kind: str) -> str:
+    return f' class="{kind}"' if kind else ""
+
+
+# The section about an engine's recorded result.
+
+SHOWN_FINDINGS = 40
+
+
+def engine_section(verdict: EngineVerdict) -> str:
+    """Verdict, causes, and the first differences."""
+    shown = words.some_of_each_kind(verdict, SHOWN_FINDINGS)
+    parts = [f"<p>{verdict_badge(verdict)}</p>", paragraph(words.row_counts(verdict))]
+    at_fault = words.selection_faults(verdict)
+    if at_fault is not None:
+        parts.append(paragraph(at_fault))
+    parts += [*_causes(verdict), _counts(verdict)]
+    if verdict.total_findings:
+        parts += _differences(verdict, shown)
+    return section("Engine", *parts)
+
+
+def verdict_badge(verdict: EngineVerdict) -> str:
+    """The verdict in a few words, coloured."""
+    headline, style = words.headline_of(verdict)
+    kinds = {"bold green": "ok", "bold red": "bad", "bold yellow": "open"}
+    return label(headline.lower(), kinds[style])
+
+
+def not_judged_section(count: int, rows: Sequence[NotFiniteRow]) -> str:
+    """Rows that were left out."""
+    shown = rows[: words.MAX_NAMED]
+    lines = [words.not_finite(row) for row in shown]
+    if count > len(shown):
+        lines.append(f"and {count - len(shown):,} more")
+    why = f"{count:,} rows were left out: their queries are not finite, and no answer to them is right."
+    return section("Not judged", paragraph(why), items(lines))
+
+
+def _counts(verdict: EngineVerdict) -> str:
+    rows: list[tuple[object, object]] = []
+    error = words.score_error(verdict)
+    if error is not None:
+        rows.append(("largest score error, in sum|q k|", error))
+    if verdict.fault_rows:
+        rows.append(("faulty rows by request", words.by_number(verdict.fault_rows_by_request)))
+        rows.append(("faulty rows by head", words.by_number(verdict.fault_rows_by_head)))
+    written = words.written_keys(verdict)
+    if written is not None:
+        rows.append(("keys of this step", written))
+    return table(("", ""), rows, words=(0, 1)) if rows else ""
+
+
+def _differences(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[str]:
+    parts = [
+        "<h3>Differences by kind</h3>",
+        table(("kind", "how many", "shown here"), words.kind_counts(verdict, shown), words=(0, 1)),
+    ]
+    if shown:
+        parts.append(f"<h3>{text(words.shown_of(verdict, shown))}</h3>")
+        parts.append(table(words.COLUMNS, map(words.cells_of, shown), words=words.WORD_COLUMNS))
+        parts.append(paragraph(words.COLUMN_NOTE, "soft"))
+    return parts
+
+
+def _causes(verdict: EngineVerdict) -> list[str]:
+    written = verdict.written.cause if verdict.written is not None else None
+    parts = []
+    if len(verdict.causes) > 1:
+        parts.append(paragraph("These rows do not tell the following causes apart."))
+    if verdict.untried:
+        parts.append(paragraph(f"Not tried for want of time: {'; '.join(verdict.untried)}."))
+    parts += [_cause(cause, "cause") for cause in verdict.causes]
+    if written is not None:
+        parts.append(_cause(written, "cause"))
+    if verdict.fault_rows and not verdict.causes:
+        part = " These explain a part:" if verdict.candidates else ""
+        parts.append(paragraph(f"No single fault that is known here explains it.{part}"))
+        parts += [_cause(cause, "cause maybe") for cause in verdict.candidates]
+    return parts
+
+
+def _cause(cause: Cause, kind: str) -> str:
+    return (
+        f'<div class="{kind}"><b>{text(words.named(cause))}</b> ({text(cause.family)})'
+        f"{paragraph(cause.says)}{paragraph(words.evidence(cause), 'soft')}</div>"
+    )
+
 
 _NONE_MISSED = paragraph("No row misses a block with NVFP4 keys.")
 _STYLE = Path(__file__).with_name("style.css")

@@ -11,12 +11,11 @@ import numpy as np
 from client.commands.doctor import devices, versions
 from client.commands.profile import profile_here
 from indexer.case import Case
-from indexer.case.part import part_of
-from indexer.finite_queries import finite_rows, with_finite_queries
-from indexer.key_fidelity import CaseFidelity, OutOfRangeError, case_fidelity
-from indexer.plan_balance import PlanBalance, plan_balance
+from indexer.case.case import part_of
+from indexer.fidelity import CaseFidelity, OutOfRangeError, case_fidelity
+from indexer.profile import PlanBalance, plan_balance
 from indexer.replay import load_case
-from indexer.verify import Verification, verify_case
+from indexer.verify import Verification, finite_rows, verify_case, with_finite_queries
 from indexer.wire import Profile
 from kernel.contract import BLOCK_TOKENS
 
@@ -102,9 +101,7 @@ def _pictures(
     balance: PlanBalance | None,
 ) -> dict[str, bytes]:
     try:
-        from client.fidelity_plot import draw_fidelity
-        from client.profile_plot import draw_profile
-        from client.score_map import draw_score_map, score_map
+        from client.plots import draw_fidelity, draw_profile, draw_score_map, score_map
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("matplotlib"):
             raise

@@ -5,9 +5,8 @@ Imports no torch: a remote client uses it too. :mod:`indexer.replay` runs a case
 
 from __future__ import annotations
 
-from indexer.case.case import Case
+from indexer.case.case import Case, EngineOrder, EngineRecord
 from indexer.case.codec import case_buffers, decode_case, encode_case, read_case, write_case
-from indexer.case.engine import EngineOrder, EngineRecord
 
 __all__ = [
     "Case",

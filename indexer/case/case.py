@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
-from indexer.case.array import check_array
-from indexer.case.container import Array, refuse, shown
-from indexer.case.engine import EngineRecord
+from indexer.case.container import DTYPES, Array, refuse, shown
+from kernel.arguments import as_int, has_shape, shape_remedy
 from kernel.contract import (
     BLOCK_TOKENS,
     GROUPS,
@@ -19,13 +21,107 @@ from kernel.contract import (
     SUPPORTED_HEADS,
     TOKEN_CODE_BYTES,
 )
-from kernel.scalars import as_int
+
+# The check of one array of a case: its dtype and its shape.
+
+
+def check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
+    """Refuse an array of another dtype or shape; None in a shape is any size.
+
+    Raises:
+        CaseFileError: naming the tensor, its value, the limit and the remedy.
+    """
+    if not isinstance(array, np.ndarray):
+        refuse(name, type(array).__name__, "must be a numpy array", "call numpy.asarray() on it")
+    if not any(array.dtype == DTYPES[dtype] for dtype in dtypes):
+        refuse(
+            f"{name}.dtype",
+            array.dtype,
+            f"must be one of {', '.join(dtypes)}",
+            f"call .astype({DTYPES[dtypes[0]].name})",
+        )
+    if not has_shape(array.shape, shape):
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", shape_remedy(array.shape, shape))
+
+
+# What an engine made of a call, recorded beside it: its result, and where its pages lay.
+
+EngineOrder = Literal["score", "block", "any"]
+"""Order that an engine writes a row's ids in; ``any``: only the set counts."""
+MAX_STRIDE = 10**9 - 1
+"""Largest distance of two pages, bytes."""
+MAX_LAYER = 10**6 - 1
+_KEY_DTYPES = ("BF16", "F16", "F32")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EngineRecord:
+    """An engine's result of a call.
+
+    Attributes:
+        block_ids: ``[H, total_q, topk]`` int32, logical block ids; -1 is no block.
+        scores: ``[H, total_q, S]`` float32; cells past a row's blocks may hold anything.
+        order: the order of ``block_ids`` in a row.
+        page_ids: ``[num_pages]`` int32: the engine's own id of each page of the case.
+        page_stride: bytes from one page to the next in the engine's cache, at least 9,216.
+        new_keys: ``[total_q, 128]`` bfloat16, float16 or float32: the keys the engine wrote for the query
+            tokens in this step, before quantisation.
+        layer: the model's layer, None if not known.
+    """
+
+    block_ids: Array | None = None
+    scores: Array | None = None
+    order: EngineOrder = "any"
+    page_ids: Array | None = None
+    page_stride: int = PAGE_BYTES
+    new_keys: Array | None = None
+    layer: int | None = None
+
+    def check(self, *, shape: tuple[int, int, int], num_blocks: int, num_pages: int | None) -> None:
+        """Refuse what does not fit the call.
+
+        Args:
+            shape: heads, query tokens and top-k of the case.
+            num_blocks: the least columns of scores.
+            num_pages: pages of the case; None where it holds keys.
+
+        Raises:
+            CaseFileError: naming the tensor or field, its value, the limit and the remedy.
+        """
+        heads, total_q, _ = shape
+        if self.order not in get_args(EngineOrder):
+            refuse("engine_order", shown(self.order), "must be score, block or any", "write one of them")
+        self._check_number("page_stride", self.page_stride, PAGE_BYTES, MAX_STRIDE)
+        if self.layer is not None:
+            self._check_number("layer", self.layer, 0, MAX_LAYER)
+        if self.block_ids is not None:
+            check_array("engine_block_ids", self.block_ids, ("I32",), shape)
+        if self.scores is not None:
+            check_array("engine_scores", self.scores, ("F32",), (heads, total_q, None))
+            if self.scores.shape[2] < num_blocks:
+                limit = f"must be at least {num_blocks}, the blocks of the longest request"
+                refuse("engine_scores.shape[2]", self.scores.shape[2], limit, "write every block")
+        if self.new_keys is not None:
+            check_array("new_keys", self.new_keys, _KEY_DTYPES, (total_q, HEAD_DIM))
+        if self.page_ids is not None:
+            if num_pages is None:
+                refuse("page_ids", "given", "belong to pages, which the file has not", "leave them out")
+            check_array("page_ids", self.page_ids, ("I32",), (num_pages,))
+            for i in np.flatnonzero(self.page_ids < 0)[:1]:
+                refuse(f"page_ids[{i}]", int(self.page_ids[i]), "must be 0 or more", "write the engine's ids")
+
+    def _check_number(self, name: str, value: object, least: int, most: int) -> None:
+        number = as_int(value)
+        if number is None or not least <= number <= most:
+            refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
+        object.__setattr__(self, name, number)
+
 
 PAGE_SHAPES = ((PAGE_BYTES,), (BLOCK_TOKENS, TOKEN_CODE_BYTES + GROUPS))
 """Shapes of one page: flat, or as serving engines shape it."""
 MAX_FORCED_BLOCKS = 10**9 - 1
 """Most init or local blocks, far above the blocks of the longest context."""
-_KEY_DTYPES = ("BF16", "F16", "F32")
 _QUERY_DTYPES = ("BF16", "F16", "F32", "F8_E4M3")
 
 
@@ -204,3 +300,65 @@ class Case:
         if self.expected_block_ids is not None:
             shape = (self.num_heads, self.total_q, self.topk)
             check_array("expected_block_ids", self.expected_block_ids, ("I32",), shape)
+
+
+# A part of a case as a case of its own: some query tokens of one request.
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some query tokens of one request; its rows have the bits that they have in the whole call.
+
+    Attributes:
+        case: the part; its arrays are views where they can be.
+        request: the request in the whole case.
+        first: its first query token in the whole case.
+    """
+
+    case: Case
+    request: int
+    first: int
+
+
+def parts(case: Case, max_cells: int) -> Iterator[Part]:
+    """A case in parts of at most ``max_cells`` (row, block) cells, or of one query token, in order.
+
+    Requests without queries have no part.
+    """
+    for request in range(case.batch):
+        start, end = (int(offset) for offset in case.cu_seqlens_q[request : request + 2])
+        blocks = -(-int(case.seq_lens[request]) // BLOCK_TOKENS)
+        step = max(1, max_cells // max(1, blocks * case.num_heads))
+        for first in range(start, end, step):
+            yield Part(part_of(case, request, first, min(first + step, end)), request, first)
+
+
+def part_of(case: Case, request: int, first: int, last: int) -> Case:
+    """Query tokens ``first`` to ``last - 1`` of the whole call, all of one request; not empty."""
+    end = int(case.cu_seqlens_q[request + 1])
+    length = int(case.seq_lens[request]) - (end - last)
+    tokens = slice(first, last)
+    table = None if case.block_table is None else case.block_table[request : request + 1]
+    keys = None
+    if case.index_k is not None:
+        first_key = int(case.seq_lens[:request].sum(dtype=np.int64))
+        keys = case.index_k[first_key : first_key + length]
+    engine = case.engine
+    if engine is not None:
+        engine = dataclasses.replace(
+            engine,
+            block_ids=None if engine.block_ids is None else engine.block_ids[:, tokens],
+            scores=None if engine.scores is None else engine.scores[:, tokens],
+            new_keys=None if engine.new_keys is None else engine.new_keys[tokens],
+        )
+    return dataclasses.replace(
+        case,
+        index_q=case.index_q[tokens],
+        cu_seqlens_q=np.array([0, last - first], dtype=np.int32),
+        seq_lens=np.array([length], dtype=np.int32),
+        index_k=keys,
+        block_table=table,
+        expected_scores=None if case.expected_scores is None else case.expected_scores[:, tokens],
+        expected_block_ids=None if case.expected_block_ids is None else case.expected_block_ids[:, tokens],
+        engine=engine,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,21 +14,164 @@ from numpy.typing import NDArray
 
 from indexer.cache import check_room
 from indexer.config import IndexerConfig
-from indexer.distributed.agreement import Agreement
-from indexer.distributed.answer import Answer, BlockIds, Scores
-from indexer.distributed.division import Division
-from indexer.distributed.ranks import RankGroup
-from indexer.distributed.share import HeldRequest, ShareScorer
-from indexer.result import ScoreResult
-from indexer.scorer import KEY_DTYPES, IndexScorer
-from indexer.stages import StageTimes
-from indexer.untraced import untraced
-from kernel.backends.base import Order
+from indexer.distributed.ranks import Agreement, RankGroup
+from indexer.distributed.share import (
+    HeldRequest,
+    ShareScorer,
+    Stripe,
+    best_candidates,
+    merge_candidates,
+    merge_scores,
+    write_share,
+)
+from indexer.pipeline import ScoreResult, StageTimes, allocate_scores
+from indexer.scorer import KEY_DTYPES, IndexScorer, ScoreCall, untraced
+from kernel.arguments import as_int, check_int
+from kernel.backends.base import Backend, Order
 from kernel.batch import Request, causal_blocks
-from kernel.checks import check_finite, check_tensor
+from kernel.checks import check_finite, check_heads, check_tensor
 from kernel.contract import HEAD_DIM
-from kernel.errors import RankLostError, UnknownSequenceError
-from kernel.scalars import as_int
+from kernel.errors import InvalidArgumentError, RankLostError, UnknownSequenceError
+
+# How ranks share heads and context out.
+
+
+@dataclass(frozen=True)
+class Division:
+    """A rank's place: rank ``group * context_ranks + context_rank`` of ``head_groups * context_ranks``."""
+
+    head_groups: int
+    context_ranks: int
+    """Ranks that the blocks of a sequence go round, in every head group."""
+    context_rank: int
+    heads: slice
+    """Index heads that this rank scores."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all head groups."""
+        return self.head_groups * self.context_ranks
+
+    @classmethod
+    def of(cls, rank: int, ranks: int, num_heads: int, head_groups: int) -> Division:
+        """The place of a rank.
+
+        Raises:
+            InvalidArgumentError: ``head_groups`` does not divide the heads or the ranks.
+        """
+        groups = check_int("head_groups", head_groups)
+        for name, value in (("num_index_heads", num_heads), ("the number of ranks", ranks)):
+            if groups < 1 or value % groups:
+                raise InvalidArgumentError(
+                    "head_groups", groups, f"must divide {name}, {value}", "use 1 to divide the context only"
+                )
+        heads = check_heads(num_heads // groups)
+        group, context_rank = divmod(rank, ranks // groups)
+        return cls(groups, ranks // groups, context_rank, slice(group * heads, (group + 1) * heads))
+
+    def stripe(self, first_rank: int) -> Stripe:
+        """What this rank holds of a sequence whose block 0 lies on context rank ``first_rank``."""
+        return Stripe((self.context_rank - first_rank) % self.context_ranks, self.context_ranks)
+
+
+# The two answers a call may want: block ids alone, or all scores. Each has one message and one merge.
+#
+# Both are made before the ranks agree about the call, with the memory they need, so that every rank hears of
+# a refusal; then the payload is sent to all, and every rank merges what all have sent.
+
+
+class Answer(Protocol):
+    """A call whose share of this rank is scored."""
+
+    payload: torch.Tensor
+    """What this rank tells all others: of one shape and dtype on all ranks."""
+    gathered: torch.Tensor
+    """Room for every rank's payload, ``[ranks, *payload.shape]``."""
+
+    def merged(self, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Block ids ``[H, total_q, k]`` int32 and scores ``[H, total_q, S]`` float32 from what was
+        gathered."""
+        ...
+
+
+class BlockIds:
+    """The best blocks of every row.
+
+    Args:
+        backend: selects.
+        scorer: scores this rank's blocks.
+        division: this rank's place.
+        q: ``[total_q, heads, 128]`` float8_e4m3fn of its heads.
+        requests: with what it holds.
+        call: the call.
+        times: the call's stages; ``select`` is added.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        scorer: ShareScorer,
+        division: Division,
+        q: torch.Tensor,
+        requests: Sequence[HeldRequest],
+        call: ScoreCall,
+        times: StageTimes,
+    ) -> None:
+        self._division = division
+        self._order = call.order
+        with times.stage("select"):
+            pieces = scorer.pieces(q, requests, call)
+            shape = (q.shape[1], q.shape[0], call.topk)
+            self.payload = best_candidates(backend, pieces, shape, division.context_ranks)
+        self.gathered = torch.empty((division.ranks, *shape), dtype=torch.int64, device=backend.device)
+
+    def merged(self, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See :class:`Answer`."""
+        with times.stage("merge"):
+            return merge_candidates(self.gathered, self._division.head_groups, self._order), None
+
+
+class Scores:
+    """The scores of every row, and the selection from them. Arguments as of :class:`BlockIds`."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        scorer: ShareScorer,
+        division: Division,
+        q: torch.Tensor,
+        requests: Sequence[HeldRequest],
+        call: ScoreCall,
+        times: StageTimes,
+    ) -> None:
+        self._backend = backend
+        self._division = division
+        self._requests = requests
+        self._call = call
+        device = backend.device
+        total_q, heads = q.shape[:2]
+        columns = -(-call.num_score_blocks // division.context_ranks)
+        all_heads = heads * division.head_groups
+        self._scores = allocate_scores((all_heads, total_q, call.num_score_blocks), device)
+        self._block_ids = torch.full((all_heads, total_q, call.topk), -1, dtype=torch.int32, device=device)
+        self.payload = allocate_scores((heads, total_q, columns), device)
+        gathered = allocate_scores((division.ranks * heads, total_q, columns), device)
+        self.gathered = gathered.view(division.ranks, heads, total_q, columns)
+        with times.stage("score"):
+            write_share(scorer.pieces(q, requests, call), self.payload)
+
+    def merged(self, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See :class:`Answer`."""
+        groups, ranks = self._division.head_groups, self._division.context_ranks
+        with times.stage("merge"):
+            shares = self.gathered.view(groups, ranks, *self.payload.shape)
+            merge_scores(shares, self._requests, self._scores)
+        with times.stage("topk"):
+            requests = [held.request for held in self._requests]
+            num_blocks = causal_blocks(requests, self._scores.shape[1]).to(self._backend.device)
+            self._backend.topk(self._scores, num_blocks, self._block_ids, self._call.order)
+        return self._block_ids, self._scores
+
 
 _PROTOCOL = 2
 """Raised with every change of what ranks send each other."""
@@ -51,7 +194,7 @@ class DistributedIndexScorer(IndexScorer):
     Every rank makes the same calls with the same arguments, as tensor parallel engines do, and every rank
     gets the same result: the bytes that one scorer with all pages gives. Blocks go round the context ranks:
     each holds, quantises and scores every n-th block of each sequence. An append sends no key, as each rank
-    is given all and keeps its own. A call sends what :mod:`indexer.distributed.traffic` says.
+    is given all and keeps its own. A call sends what :mod:`indexer.distributed.ranks` says.
 
     ``pages``, ``block_table`` and ``score_paged`` are of this rank alone; ``score_paged`` talks to no other.
 

@@ -16,21 +16,152 @@ their true ids.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.distributed.held_columns import RowColumns, force, keep_held
-from indexer.distributed.stripe import Stripe
 from indexer.pipeline import score_requests
-from indexer.score_call import ScoreCall
-from kernel.backends.base import Backend
-from kernel.batch import Request, ScoreBatch
+from indexer.scorer import ScoreCall
+from kernel.backends.base import Backend, Order
+from kernel.backends.cpu.topk import ABSENT, best, pack_blocks, unpack
+from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
+
+# The scores of held blocks moved together, and forced blocks written: all rows of a piece at once.
+#
+# A row's scores come as those of a virtual request, see :mod:`indexer.distributed.share`: only its last
+# columns, from ``whole`` on, stand for blocks that may not be held.
+
+
+@dataclass(frozen=True, eq=False)
+class RowColumns:
+    """What the columns of each row are: ``[tokens]`` int64 on the device, unless said otherwise.
+
+    Attributes:
+        phases: the phase of the row's stripe.
+        num_blocks: ``nb`` of the row.
+        whole: blocks held that lie wholly before the row's chunk: their columns are in place.
+        first_held: column of the first held block after those.
+        num_held: blocks held that some row of the chunk sees.
+        init_end: end of the columns of init blocks.
+        local_start: first column that may be a local block's.
+    """
+
+    phases: torch.Tensor
+    num_blocks: torch.Tensor
+    whole: torch.Tensor
+    first_held: torch.Tensor
+    num_held: torch.Tensor
+    init_end: torch.Tensor
+    local_start: torch.Tensor
+
+    @classmethod
+    def uploaded(cls, facts: NDArray[np.int64], device: torch.device) -> RowColumns:
+        """From ``[fields, tokens]`` on the host, in one copy."""
+        if facts.shape[0] != len(fields(cls)):
+            raise AssertionError("a row of facts for each field")
+        return cls(*torch.from_numpy(facts).to(device).unbind())
+
+
+def keep_held(scores: torch.Tensor, rows: RowColumns, step: int, most: int) -> None:
+    """Move the columns of blocks that are held together; those past them become -inf.
+
+    Args:
+        scores: ``[H, tokens, columns]`` float32, written; -inf past each row's virtual request.
+        rows: of the tokens.
+        step: ranks that blocks go round.
+        most: columns of a virtual request from ``whole`` on, at most.
+    """
+    columns = _window(rows.whole, most, scores.shape[2])
+    whole = rows.whole[:, None]
+    moved_from = columns.where(columns < whole, rows.first_held[:, None] + (columns - whole) * step)
+    kept = _taken(scores, moved_from.clamp(max=scores.shape[2] - 1))
+    kept.masked_fill_(columns >= rows.num_held[:, None], -torch.inf)
+    _put(scores, columns, kept)
+
+
+def force(
+    scores: torch.Tensor,
+    rows: RowColumns,
+    step: int,
+    *,
+    init_columns: int,
+    local_columns: int,
+    local_blocks: int,
+) -> None:
+    """Write the sentinels of forced blocks, by their true ids; the local value wins over the init value.
+
+    Args:
+        scores: ``[H, tokens, columns]`` float32 of the blocks held, written.
+        rows: of the tokens.
+        step: ranks that blocks go round.
+        init_columns: the largest ``init_end``.
+        local_columns: columns from ``local_start`` to ``num_held``, at most.
+        local_blocks: blocks forced at a row's end.
+    """
+    phases, num_blocks = rows.phases[:, None], rows.num_blocks[:, None]
+    if init_columns > 0:
+        columns = torch.arange(init_columns, dtype=torch.int64, device=scores.device)
+        forced = (columns < rows.init_end[:, None]) & (columns * step + phases < num_blocks)
+        scores[..., :init_columns].masked_fill_(forced, INIT_SCORE)
+    if local_columns > 0:
+        columns = _window(rows.local_start, local_columns, scores.shape[2])
+        blocks = columns * step + phases
+        forced = (
+            (columns < rows.num_held[:, None]) & (blocks < num_blocks) & (blocks >= num_blocks - local_blocks)
+        )
+        _put(scores, columns, _taken(scores, columns).masked_fill_(forced, LOCAL_SCORE))
+
+
+def _window(starts: torch.Tensor, width: int, columns: int) -> torch.Tensor:
+    """``[tokens, width]``: so many columns of each row from its start on, or the last ones that there are."""
+    return starts.clamp(max=columns - width)[:, None] + torch.arange(
+        width, dtype=torch.int64, device=starts.device
+    )
+
+
+def _taken(scores: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    return scores.gather(2, columns.expand(scores.shape[0], -1, -1))
+
+
+def _put(scores: torch.Tensor, columns: torch.Tensor, values: torch.Tensor) -> None:
+    scores.scatter_(2, columns.expand(scores.shape[0], -1, -1), values)
+
+
+# Which blocks of a sequence a rank holds. Integers.
+#
+# A sequence's blocks go round the context ranks: block ``b`` lies on rank ``(first_rank + b) % ranks``. So a
+# rank holds ``phase, phase + ranks, phase + 2 * ranks, ...``, its share grows with the context to within one
+# block of every other's, and of the blocks it holds only the last one can be partial: one after another they
+# are a sequence of their own.
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """The blocks ``phase + step * i`` of a sequence: those that one rank holds, ``i`` its column."""
+
+    phase: int
+    """The first of them, below ``step``."""
+    step: int
+    """Ranks that the blocks go round."""
+
+    def block(self, column: int) -> int:
+        """The block of a column."""
+        return self.phase + self.step * column
+
+    def count(self, blocks: int) -> int:
+        """How many of the first ``blocks`` blocks are held: the columns of blocks below ``blocks``."""
+        return -((self.phase - blocks) // self.step) if blocks > self.phase else 0
+
+    def tokens(self, start: int, end: int) -> torch.Tensor:
+        """Which of the tokens ``start`` to ``end - 1`` lie in held blocks: ``[end - start]`` bool, host."""
+        positions = torch.arange(start, end, dtype=torch.int64, device="cpu")
+        return positions // BLOCK_TOKENS % self.step == self.phase
+
 
 CHUNK_TOKENS = 1024
 """Query tokens of a chunk. The at most nine blocks it lies in are scored by every rank."""
@@ -249,3 +380,91 @@ def _facts(chunks: list[_Chunk], call: ScoreCall) -> NDArray[np.int64]:
     within = np.concatenate([np.arange(query_len) for query_len in query_lens])
     facts[_NUM_BLOCKS] = (facts[_NUM_BLOCKS] + within) // BLOCK_TOKENS + 1
     return facts
+
+
+# The best blocks of a rank, and of all ranks.
+#
+# A candidate is a score and its block id packed into an int64 whose order is that of a selection, see
+# :mod:`kernel.backends.cpu.topk`. It is a total order, so the k greatest of all ranks' k greatest candidates
+# are the k greatest of all blocks, whatever rank a block lies on.
+
+
+def best_candidates(
+    backend: Backend, pieces: Iterable[SharePiece], shape: tuple[int, int, int], context_ranks: int
+) -> torch.Tensor:
+    """Each row's best blocks of those that this rank holds.
+
+    Args:
+        backend: selects.
+        pieces: the scores.
+        shape: ``H``, ``total_q`` and k.
+        context_ranks: ranks that blocks go round.
+
+    Returns:
+        ``[H, total_q, k]`` int64, ``ABSENT`` where the rank has fewer than k blocks for a row.
+    """
+    candidates = torch.full(shape, ABSENT, dtype=torch.int64, device=backend.device)
+    for piece in pieces:
+        heads, tokens, columns = piece.scores.shape
+        # Of a row that sees no block held one column is read all the same: its block lies past the row's nb.
+        num_held = (piece.num_blocks - piece.phases + context_ranks - 1) // context_ranks
+        found = torch.empty((heads, tokens, shape[2]), dtype=torch.int32, device=backend.device)
+        backend.topk(piece.scores, num_held.clamp(1, columns).to(torch.int32), found, "score")
+        cells = piece.scores.gather(2, found.clamp(min=0).long())
+        blocks = piece.phases[:, None] + context_ranks * found
+        blocks = torch.where(found < 0, piece.num_blocks.unsqueeze(1), blocks)
+        limits = piece.num_blocks.expand(heads, -1).flatten()
+        packed = pack_blocks(cells.flatten(0, 1), blocks.flatten(0, 1), limits)
+        candidates[:, piece.tokens] = packed.view(heads, tokens, -1)
+    return candidates
+
+
+def merge_candidates(candidates: torch.Tensor, head_groups: int, order: Order) -> torch.Tensor:
+    """The selection from every rank's candidates.
+
+    Args:
+        candidates: ``[ranks, H / head_groups, total_q, k]`` int64, a head group's ranks together.
+        head_groups: groups of ranks with the same heads.
+        order: of the block ids.
+
+    Returns:
+        ``[H, total_q, k]`` int32.
+    """
+    ranks, heads, tokens, k = candidates.shape
+    by_row = candidates.view(head_groups, ranks // head_groups, heads * tokens, k).transpose(1, 2)
+    selected = unpack(best(by_row.flatten(2).flatten(0, 1), k), order)
+    return selected.view(head_groups * heads, tokens, k)
+
+
+def write_share(pieces: Iterable[SharePiece], share: torch.Tensor) -> None:
+    """Write the scores of all pieces.
+
+    Args:
+        pieces: the scores.
+        share: ``[H, total_q, columns]`` float32; -inf past a piece's columns.
+    """
+    for piece in pieces:
+        columns = min(piece.scores.shape[2], share.shape[2])
+        share[:, piece.tokens, :columns] = piece.scores[..., :columns]
+        share[:, piece.tokens, columns:] = -torch.inf
+
+
+def merge_scores(shares: torch.Tensor, requests: Iterable[HeldRequest], scores: torch.Tensor) -> None:
+    """Put every rank's columns in their places.
+
+    Args:
+        shares: ``[head groups, context ranks, H / head groups, total_q, columns]`` float32.
+        requests: of the call.
+        scores: ``[H, total_q, S]`` float32, written.
+    """
+    groups, ranks = shares.shape[:2]
+    by_group = scores.view(groups, shares.shape[2], *scores.shape[1:])
+    first_ranks = torch.zeros(scores.shape[1], dtype=torch.int64, device="cpu")
+    for held in requests:
+        request = held.request
+        first_ranks[request.query_start : request.query_start + request.query_len] = held.first_rank
+    for first_rank in set(first_ranks.tolist()):
+        rows = (first_ranks == first_rank).nonzero().flatten().to(scores.device)
+        for rank in range(ranks):
+            columns = by_group[..., (rank - first_rank) % ranks :: ranks]
+            columns[:, :, rows] = shares[:, rank][:, :, rows, : columns.shape[3]]

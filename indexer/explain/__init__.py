@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indexer.explain.engine_verdict import Cause, EngineVerdict, Finding, WrittenKeys
-from indexer.explain.explain import MAX_FINDINGS, EngineJudge
+from indexer.explain.engine import MAX_FINDINGS, EngineJudge
+from indexer.explain.verdict import Cause, EngineVerdict, Finding, WrittenKeys
 
 __all__ = ["MAX_FINDINGS", "Cause", "EngineJudge", "EngineVerdict", "Finding", "WrittenKeys"]

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.explain.evidence import Evidence, Floats, Ints
-from indexer.explain.prediction import IdOrder, Ids, Prediction
-from indexer.explain.replica import right_queries
-from kernel.backends.reference.formats import E4M3_MAX
+from indexer.explain.evidence import (
+    Evidence,
+    Floats,
+    IdOrder,
+    Ids,
+    Ints,
+    PageKeys,
+    Prediction,
+    Scored,
+    Steps,
+    by_scores,
+    by_steps,
+    right_keys,
+    right_queries,
+    score,
+)
+from kernel.backends.reference.quantizer import E4M3_MAX
 from kernel.batch import LOCAL_SCORE
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 
 Bools = NDArray[np.bool_]
 
@@ -175,3 +190,169 @@ def disagreements(evidence: Evidence, right: Prediction) -> Ints:
             displaced = (evidence.block_ids != wanted).sum(axis=1)
         bits += np.maximum(np.maximum(2 * (k - held) - 1, displaced - 1), 0)
     return bits
+
+
+# Which page of a file gives what an engine has for a block.
+
+MAX_CELLS = 16
+"""Blocks that are looked for."""
+MAX_PAGES = 4096
+"""Pages that are tried."""
+LEAST_ROWS = 2
+"""Rows that must agree: one score alone could be another page's by chance."""
+LEAST_CONTRADICTIONS = 2
+"""Rows in which every other page must be wrong, where ids alone tell of a page."""
+CHUNK_PAGES = 64
+Cell = tuple[int, int]
+
+
+def pages_that_match(evidence: Evidence, cells: frozenset[Cell]) -> dict[Cell, int]:
+    """For each (request, block) the page whose keys give the engine's scores in every row that sees the whole
+    block; the only one that its picks allow where there are no scores. Empty unless there is one for each."""
+    if len(cells) > MAX_CELLS:
+        return {}
+    rows_of = {}
+    for request, block in cells:
+        whole = evidence.position // BLOCK_TOKENS > block
+        rows = np.flatnonzero((evidence.request == request) & whole)
+        if len(rows) < LEAST_ROWS:
+            return {}
+        rows_of[request, block] = rows
+    best, slack = _scores_of_pages(evidence)
+    found: dict[Cell, int] = {}
+    bounds = None if evidence.scores is not None else _bounds_by_ids(evidence)
+    for (request, block), rows in rows_of.items():
+        if evidence.scores is not None:
+            near = np.abs(best[rows] - evidence.scores[rows, block][:, None]) <= slack[rows]
+            pages = np.flatnonzero(near.all(axis=0))[:1]
+        elif bounds is not None:
+            pages = _only_page(best[rows], slack[rows], rows, block, bounds)
+        if not len(pages):
+            return {}
+        found[request, block] = int(pages[0])
+    return found
+
+
+def _scores_of_pages(evidence: Evidence) -> tuple[Floats, Floats]:
+    """``[R, pages]`` scores that whole pages of the file would give, and how far sums in fp32 may differ."""
+    queries = right_queries(evidence)
+    norms = np.sqrt(np.square(queries, dtype=np.float64).sum(axis=1)).astype(np.float32)
+    count = min(len(evidence.pages), MAX_PAGES)
+    best: Floats = np.empty((len(queries), count), dtype=np.float32)
+    largest: Floats = np.empty(count, dtype=np.float32)
+    for first in range(0, count, CHUNK_PAGES):
+        chunk = slice(first, min(first + CHUNK_PAGES, count))
+        keys = right_keys(evidence.pages[chunk])
+        products = (queries @ keys.reshape(-1, HEAD_DIM).T).reshape(len(queries), -1, BLOCK_TOKENS)
+        best[:, chunk] = products.max(axis=2)
+        largest[chunk] = np.sqrt(np.einsum("ptd,ptd->pt", keys, keys).max(axis=1))
+    return best, (2 * evidence.tolerance * norms[:, None] * largest).astype(np.float32)
+
+
+def _bounds_by_ids(evidence: Evidence) -> tuple[Bools, Floats, Floats]:
+    """Which blocks are picked ``[R, S]``, and the right scores of each row's worst pick and best other; a
+    picked block must not be below the latter, one that is left not above the former."""
+    if evidence.block_ids is None:
+        raise AssertionError("only asked for with ids")
+    right = score(evidence).scores
+    picked = picked_blocks(evidence.block_ids, right.shape[1])
+    visible = np.arange(right.shape[1]) < evidence.num_blocks[:, None]
+    return picked, np.where(picked, right, np.inf), np.where(visible & ~picked, right, -np.inf)
+
+
+def _only_page(
+    best: Floats, slack: Floats, rows: Ints, block: int, bounds: tuple[Bools, Floats, Floats]
+) -> Ints:
+    """The page that the picks of ``rows`` allow, if all others are wrong in some of them."""
+    picked, picks, others = bounds
+    taken = picked[rows, block][:, None]
+    apart = np.arange(picked.shape[1]) != block
+    floor = others[rows][:, apart].max(axis=1)[:, None]
+    ceiling = picks[rows][:, apart].min(axis=1)[:, None]
+    wrong = np.where(taken, best + 2 * slack < floor, best - 2 * slack > ceiling).sum(axis=0)
+    pages = np.flatnonzero(wrong == 0)
+    if len(pages) != 1 or (np.delete(wrong, pages) < LEAST_CONTRADICTIONS).any():
+        return pages[:0]
+    return pages
+
+
+# The columns in which a hypothesis is tried first: few, and those that tell most.
+
+WIDE = 256
+"""Blocks of a call up to which all columns are computed at once."""
+DRAWN_COLUMNS = 16
+"""Columns that are drawn whatever the engine has there."""
+COLUMNS_A_ROW = 3
+"""Of each row and kind."""
+SCREENED_ROWS = 6
+
+
+def narrowed(evidence: Evidence, right: Prediction) -> Evidence:
+    """The same rows in a part of the columns: of each row some where the engine is wrong, some that it picks,
+    and its ends; and some that are drawn, the same for the same call."""
+    columns = evidence.num_score_blocks
+    if columns <= WIDE:
+        return evidence
+    random = np.random.default_rng(columns)
+    taken = [random.choice(columns, DRAWN_COLUMNS, replace=False)]
+    visible = np.arange(columns) < evidence.num_blocks[:, None]
+    if evidence.scores is not None:
+        taken.append(_some(visible & ~score_agrees(right, evidence), random))
+    if evidence.block_ids is not None:
+        picked = picked_blocks(evidence.block_ids, columns)
+        best = np.argsort(-np.nan_to_num(right.ranked.scores, nan=-np.inf), axis=1, kind="stable")
+        wanted = picked_blocks(best[:, : evidence.case.topk].astype(np.int32), columns) & visible
+        taken += [_some(cells, random) for cells in (picked & ~wanted, wanted & ~picked, picked & wanted)]
+    ends = evidence.num_blocks[:, None] - np.arange(1, COLUMNS_A_ROW + 1)
+    taken += [ends[ends >= 0], np.arange(COLUMNS_A_ROW)]
+    return evidence.narrowed(np.unique(np.concatenate(taken)).astype(np.int64))
+
+
+def _some(cells: Bools, random: np.random.Generator) -> Ints:
+    """Columns of a few of each row's cells."""
+    order = np.where(cells, random.random(cells.shape), 2.0)
+    first = np.argpartition(order, COLUMNS_A_ROW, axis=1)[:, :COLUMNS_A_ROW]
+    rows = np.arange(len(cells))[:, None]
+    return np.asarray(first[cells[rows, first]], dtype=np.int64)
+
+
+def few_faulty(evidence: Evidence, right: Prediction, wrong: Bools) -> Evidence:
+    """A few rows of the shortest requests with what is wrong, narrowed: a fault that gives none of them is
+    not tried on more."""
+    rows = np.flatnonzero(wrong)
+    order = np.argsort(evidence.seq_len[rows], kind="stable")
+    few = np.sort(rows[order][:SCREENED_ROWS])
+    scored = right.scores
+    of_few = Scored(scored.scores[few], scored.num_blocks[few], scored.slack[few])
+    return narrowed(evidence.subset(few), by_scores(of_few))
+
+
+# A fault that an engine may have, as something that can be computed.
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One fault.
+
+    Attributes:
+        name: the fault in a few words.
+        family: the kind of fault.
+        says: what goes wrong and where to look, one sentence.
+        predict: what an engine with this fault would give for a sample's rows.
+        fitted: 0 if nothing is fitted to the engine's result. What was fitted explains more than it should:
+            of two that explain as much, the one with less is taken.
+        leaves_open: whether the fault is that cells hold what the file does not tell; else a row of only
+            such cells is not explained.
+    """
+
+    name: str
+    family: str
+    says: str
+    predict: Callable[[Evidence], Prediction]
+    fitted: int = 0
+    leaves_open: bool = False
+
+
+def by_keys(keys: PageKeys) -> Callable[[Evidence], Prediction]:
+    """A prediction from pages that are read as other keys."""
+    return by_steps(lambda _: Steps(keys=keys))

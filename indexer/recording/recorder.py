@@ -14,10 +14,9 @@ from types import TracebackType
 import torch
 
 from indexer.case import Case, EngineOrder, write_case
-from indexer.recording.arguments import Integers
-from indexer.recording.snapshot import snapshot
+from indexer.recording.snapshot import Integers, snapshot
+from kernel.arguments import as_int, check_bool
 from kernel.errors import InvalidArgumentError
-from kernel.scalars import as_int, check_bool
 
 MAX_BYTES = 1 << 30
 """Largest file unless told otherwise."""

@@ -8,11 +8,11 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and what it found or lacks. Builds, loads and sets nothing."""
-    from kernel.backends.flydsl import decode_layout, kernel_cache, kernel_library, runtime, toolchain
+    from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, runtime, toolchain
     from kernel.gfx950.hip import simulated_device
 
     try:
-        decode_layout.chosen()
+        geometry.chosen_layout()
         library = kernel_library.chosen()
         if library is not None:
             kernel_library.check(library)

@@ -47,12 +47,17 @@ from kernel.gfx950.errors import (
     UnsupportedInstructionError,
 )
 from kernel.gfx950.hazards import HazardDistance, check_hazards, hazard_distances
-from kernel.gfx950.launch import RunOptions, run
-from kernel.gfx950.memory import Memory, Region
-from kernel.gfx950.metadata import KernelArgument, KernelMetadata, from_descriptor
-from kernel.gfx950.parse import Instruction, Kernel, Program, parse_program
-from kernel.gfx950.run_report import RunReport
-from kernel.gfx950.schedule import SCHEDULES, Schedule
+from kernel.gfx950.launch import RunOptions, RunReport, run
+from kernel.gfx950.memory import SCHEDULES, Memory, Region, Schedule
+from kernel.gfx950.parse import (
+    Instruction,
+    Kernel,
+    KernelArgument,
+    KernelMetadata,
+    Program,
+    from_descriptor,
+    parse_program,
+)
 
 __all__ = [
     "SCHEDULES",

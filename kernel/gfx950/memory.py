@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kernel.gfx950.errors import OutOfBoundsError
+from kernel.gfx950.errors import OutOfBoundsError, RaceError
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -170,3 +171,266 @@ class Memory:
 def _bytes_at(address: int, size: int) -> UInt8Array:
     """Host memory as an array: the memory itself, which the caller keeps alive."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
+
+
+# Races on global memory: which waves of a launch touched which bytes, and whether anything ordered them.
+#
+# Waves of one workgroup are ordered by barriers: an access counts from its issue to the wait that covers it,
+# both in barriers passed, and two accesses of different waves race if these spans meet. Waves of different
+# workgroups are never ordered within a launch. Scalar loads go through a cache that stores do not update, so
+# a scalar load of a byte that the launch writes is a race whoever writes it.
+
+_OPEN = 1 << 40
+"""End of a span whose access no wait has covered yet."""
+
+
+@dataclass(eq=False, slots=True)
+class Access:
+    """``size`` bytes at each of ``addresses`` (bytes, the active lanes) by one instruction of one wave."""
+
+    workgroup: int
+    wave: int
+    line: int
+    addresses: npt.NDArray[np.int64]
+    size: int
+    write: bool
+    scalar: bool
+    first_epoch: int
+    last_epoch: int = _OPEN
+
+
+@dataclass(eq=False)
+class GlobalLog:
+    """Accesses of a launch by region. Regions that cannot be written are never logged."""
+
+    granule: int
+    """Bytes: 4 where every access of the kernel is whole aligned dwords, else 1."""
+    accesses: dict[Region, list[Access]] = field(default_factory=dict)
+    written: set[Region] = field(default_factory=set)
+
+    def add(self, region: Region, access: Access) -> None:
+        self.accesses.setdefault(region, []).append(access)
+        if access.write:
+            self.written.add(region)
+
+    def check(self) -> None:
+        """Raises RaceError for the lowest byte that two unordered accesses share, one of them a write."""
+        for region in self.written:
+            self._check_region(region, self.accesses[region])
+
+    def _check_region(self, region: Region, accesses: list[Access]) -> None:
+        granule = self.granule
+        spans = [-(-access.size // granule) for access in accesses]
+        cells = np.concatenate(
+            [
+                (access.addresses[:, None] // granule + np.arange(span)).reshape(-1)
+                for access, span in zip(accesses, spans, strict=True)
+            ]
+        )
+        counts = [access.addresses.size * span for access, span in zip(accesses, spans, strict=True)]
+        owner = np.repeat(np.arange(len(accesses)), counts)
+        who = np.array(
+            [
+                -1 - i if access.scalar else access.workgroup << 8 | access.wave
+                for i, access in enumerate(accesses)
+            ]
+        )[owner]
+        order = np.argsort(cells, kind="stable")
+        cells, owner, who = cells[order], owner[order], who[order]
+        starts = np.flatnonzero(np.r_[True, cells[1:] != cells[:-1]])
+        writes = np.array([access.write for access in accesses])[owner]
+        shared = np.maximum.reduceat(who, starts) != np.minimum.reduceat(who, starts)
+        suspicious = shared & np.maximum.reduceat(writes, starts)
+        ends = np.r_[starts[1:], cells.size]
+        for at in np.flatnonzero(suspicious):
+            group = [accesses[i] for i in np.unique(owner[starts[at] : ends[at]])]
+            pair = _unordered_pair(group)
+            if pair is not None:
+                raise _race(region, int(cells[starts[at]]) * granule, *pair)
+
+
+def _unordered_pair(accesses: list[Access]) -> tuple[Access, Access] | None:
+    for at, one in enumerate(accesses):
+        for two in accesses[at + 1 :]:
+            if not (one.write or two.write):
+                continue
+            if one.scalar or two.scalar or one.workgroup != two.workgroup:
+                return one, two
+            apart = one.last_epoch < two.first_epoch or two.last_epoch < one.first_epoch
+            if one.wave != two.wave and not apart:
+                return one, two
+    return None
+
+
+def _race(region: Region, address: int, one: Access, two: Access) -> RaceError:
+    def did(access: Access) -> str:
+        kind = "writes" if access.write else "reads (scalar load)" if access.scalar else "reads"
+        return f"workgroup {access.workgroup} wave {access.wave} {kind} it at line {access.line}"
+
+    return RaceError(
+        f"race on byte {address - region.address} of {region.name!r}: {did(one)}, {did(two)}, unordered"
+    )
+
+
+# In which order the waves of a workgroup run between barriers, and when DMA to LDS lands.
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One legal order of events. A correct kernel writes the same bytes under every one of them.
+
+    ``waves``: lowest wave first, highest first, or a new seeded permutation at each barrier.
+    ``workgroups``: the same choice over the grid.
+    ``dma``: whether a DMA to LDS writes at once or only at the wait that covers it.
+    """
+
+    waves: Literal["up", "down", "mixed"] = "up"
+    workgroups: Literal["up", "down", "mixed"] = "up"
+    dma: Literal["early", "late"] = "late"
+    seed: int = 0
+
+    def order(self, kind: Literal["waves", "workgroups"], count: int, turn: int) -> Sequence[int]:
+        """A permutation of ``range(count)`` for the ``turn``-th time that an order is asked for."""
+        choice = self.waves if kind == "waves" else self.workgroups
+        if choice == "up":
+            return range(count)
+        if choice == "down":
+            return range(count - 1, -1, -1)
+        permutation = np.random.default_rng((self.seed, turn, count)).permutation(count)
+        return [int(i) for i in permutation]
+
+
+SCHEDULES = (
+    Schedule(),
+    Schedule(waves="down", workgroups="down", dma="early"),
+    Schedule(waves="mixed", workgroups="mixed", seed=1),
+    Schedule(waves="mixed", workgroups="mixed", dma="early", seed=2),
+)
+"""Orders that a test sweeps: both extremes and two seeded mixtures."""
+
+
+# What the waves of a launch share: global memory, the log of who touched it, and the schedule.
+
+Addresses = npt.NDArray[np.int64]
+Lanes = npt.NDArray[np.intp]
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """Who accesses global memory: filled into the log. ``accesses`` collects what was logged."""
+
+    wave: int
+    epoch: int
+    line: int
+    scalar: bool = False
+    accesses: list[Access] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Machine:
+    """Given to every wave; ``workgroup`` is the linear number of the one that runs now."""
+
+    memory: Memory
+    log: GlobalLog
+    schedule: Schedule
+    workgroup: int = 0
+    bank_conflicts: dict[int, tuple[int, int]] | None = None
+    """Assembly line to (accesses, extra passes) of LDS, where they are counted."""
+
+    def load(
+        self, addresses: Addresses, size: int, lanes: Lanes, request: Request
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
+        """``size`` bytes at each address (bytes) of the ``lanes``: ``[dwords, n]``.
+
+        The second result, None where every byte is defined, says which dwords are. Bytes and words are
+        zero-extended.
+        """
+        dwords = max(size // 4, 1)
+        values = np.empty((dwords, addresses.size), np.uint32)
+        defined: npt.NDArray[np.bool_] | None = None
+        for region, which in self._locate(addresses, size, lanes):
+            chosen = addresses[which]
+            if size >= 4:
+                values[:, which] = region.words[_cells(chosen - region.words_address >> 2, dwords)]
+            else:
+                parts = region.bytes[_cells(chosen - region.address, size)].astype(np.uint32)
+                values[0, which] = parts[0] if size == 1 else parts[0] | parts[1] << np.uint32(8)
+            if region.defined is not None:
+                known = region.defined[_cells(chosen - region.address, size)]
+                if not known.all():
+                    if defined is None:
+                        defined = np.ones(values.shape, np.bool_)
+                    defined[:, which] = known.reshape(dwords, -1, chosen.size).all(axis=1)
+            self._log(region, chosen, size, False, request)
+        return values, defined
+
+    def store(
+        self, addresses: Addresses, size: int, lanes: Lanes, values: npt.NDArray[np.uint32], request: Request
+    ) -> None:
+        """Writes ``[dwords, n]`` values; of a byte or word store their low bytes."""
+        dwords = max(size // 4, 1)
+        for region, which in self._locate(addresses, size, lanes):
+            if not region.writable:
+                raise OutOfBoundsError(
+                    f"a store to {region.name!r}, which is read-only", lane=int(lanes[which[0]])
+                )
+            chosen = addresses[which]
+            bytes_ = _cells(chosen - region.address, size)
+            if size >= 4:
+                words = _cells(chosen - region.words_address >> 2, dwords)
+                region.words[words] = values[:, which]
+                kept = np.array_equal(region.words[words], values[:, which])
+            else:
+                wanted = np.ascontiguousarray(values[0, which]).view(np.uint8).reshape(-1, 4)[:, :size].T
+                region.bytes[bytes_] = wanted
+                kept = np.array_equal(region.bytes[bytes_], wanted)
+            if not kept:
+                raise RaceError(
+                    f"two lanes of one store write different values to the same byte of {region.name!r}"
+                )
+            if region.defined is not None:
+                region.defined[bytes_] = True
+            self._log(region, chosen, size, True, request)
+
+    def _locate(self, addresses: Addresses, size: int, lanes: Lanes) -> list[tuple[Region, Lanes]]:
+        """The regions that hold ``size`` bytes at each address, and which of the addresses each of them
+        holds."""
+        align = min(size, 4)
+        crooked = (addresses & (align - 1)) != 0
+        if np.count_nonzero(crooked):
+            at = int(np.argmax(crooked))
+            raise OutOfBoundsError(
+                f"address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at])
+            )
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self.memory.holding(low, high + size - low)
+        if region is not None:
+            return [(region, np.arange(addresses.size))]
+        found: dict[Region, list[int]] = {}
+        for at, address in enumerate(addresses.tolist()):
+            try:
+                found.setdefault(self.memory.find(address, size), []).append(at)
+            except OutOfBoundsError as error:
+                error.lane = int(lanes[at])
+                raise
+        return [(region, np.array(which)) for region, which in found.items()]
+
+    def _log(self, region: Region, addresses: Addresses, size: int, write: bool, request: Request) -> None:
+        if region.writable:
+            access = Access(
+                self.workgroup,
+                request.wave,
+                request.line,
+                addresses,
+                size,
+                write,
+                request.scalar,
+                request.epoch,
+            )
+            request.accesses.append(access)
+            self.log.add(region, access)
+
+
+def _cells(first: Addresses, count: int) -> Addresses:
+    """``[count, n]``: consecutive cells from each of n first ones."""
+    return first[None, :] + np.arange(count)[:, None]

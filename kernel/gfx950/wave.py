@@ -12,17 +12,224 @@ global memory.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernel.gfx950.counters import Counters, Flight
-from kernel.gfx950.errors import MissingWaitError, UndefinedReadError, UnsupportedInstructionError
-from kernel.gfx950.lds import Lds
-from kernel.gfx950.machine import Machine
-from kernel.gfx950.operands import ACCUMULATORS, EXEC
-from kernel.gfx950.registers import LaneMask, mask_of, scalar_name, value_of, vector_name
+from kernel.gfx950.errors import (
+    MissingWaitError,
+    OutOfBoundsError,
+    RaceError,
+    UndefinedReadError,
+    UnsupportedInstructionError,
+)
+from kernel.gfx950.memory import Access, Machine
+from kernel.gfx950.parse import ACCUMULATORS, EXEC, M0, VCC
+
+# Names of registers, and 64-bit lane masks as integers and as 64 bools.
+
+LaneMask = npt.NDArray[np.bool_]
+
+_SCALAR_NAMES = {VCC: "vcc_lo", VCC + 1: "vcc_hi", M0: "m0", EXEC: "exec_lo", EXEC + 1: "exec_hi"}
+
+
+def vector_name(register: int) -> str:
+    return f"v{register}" if register < ACCUMULATORS else f"a{register - ACCUMULATORS}"
+
+
+def scalar_name(register: int) -> str:
+    return _SCALAR_NAMES.get(register, f"s{register}")
+
+
+def mask_of(value: int) -> LaneMask:
+    """64 bools from a 64-bit lane mask."""
+    return np.unpackbits(np.frombuffer(value.to_bytes(8, "little"), np.uint8), bitorder="little").view(
+        np.bool_
+    )
+
+
+def value_of(mask: LaneMask) -> int:
+    """The 64-bit lane mask of 64 bools."""
+    return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
+
+
+# The LDS of one workgroup: bytes, which of them are defined, and who touched them since the last barrier.
+#
+# Tracking is done a granule at a time: 4 bytes where every LDS access of the kernel is whole aligned dwords,
+# else 1. An operation counts as happening anywhere between its issue and the wait that covers it, so what is
+# still in flight at a barrier is marked again behind it.
+
+Granules = npt.NDArray[np.int64]
+_NO_WAVE = -1
+POISON_BYTE = 0xAD
+
+
+class Lds:
+    """``size`` bytes. Waves are numbered from 0 to 31."""
+
+    def __init__(self, size: int, granule: int) -> None:
+        self.size = size
+        self.granule = granule
+        padded = -(-size // 16) * 16
+        self.bytes: npt.NDArray[np.uint8] = np.full(padded, POISON_BYTE, np.uint8)
+        self.words: npt.NDArray[np.uint32] = self.bytes.view(np.uint32)
+        count = padded // granule
+        self.defined: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self.writer: npt.NDArray[np.int8] = np.full(count, _NO_WAVE, np.int8)
+        self.readers: npt.NDArray[np.uint32] = np.zeros(count, np.uint32)
+        self.dma: npt.NDArray[np.int16] = np.zeros(count, np.int16)
+        self.dma_flights = 0
+
+    def granules(self, addresses: npt.NDArray[np.int64], size: int) -> Granules:
+        """Granules of ``size`` bytes at each address, ``[size / granule, lanes]``."""
+        first = addresses // self.granule
+        return first[None, :] + np.arange(-(-size // self.granule), dtype=np.int64)[:, None]
+
+    def check_bounds(
+        self, addresses: npt.NDArray[np.int64], size: int, align: int, lanes: npt.NDArray[np.intp]
+    ) -> None:
+        """``addresses`` are those of the active ``lanes``, bytes."""
+        if (addresses & (align - 1)).any():
+            at = int(np.argmax((addresses & (align - 1)) != 0))
+            raise OutOfBoundsError(
+                f"LDS address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at])
+            )
+        if int(addresses.min()) < 0 or int(addresses.max()) + size > self.size:
+            at = int(np.argmax((addresses < 0) | (addresses + size > self.size)))
+            raise OutOfBoundsError(
+                f"{size} bytes at LDS address {int(addresses[at]):#x}: the workgroup has {self.size} bytes",
+                lane=int(lanes[at]),
+            )
+
+    def mark_read(self, wave: int, granules: Granules) -> None:
+        writer = self.writer[granules]
+        if ((writer != _NO_WAVE) & (writer != wave)).any():
+            self._race(wave, granules, (writer != _NO_WAVE) & (writer != wave), "reads", "wrote")
+        self.readers[granules] |= np.uint32(1 << wave)
+        if self.dma_flights:
+            self._refuse_dma(granules)
+
+    def mark_write(self, wave: int, granules: Granules) -> None:
+        writer = self.writer[granules]
+        if ((writer != _NO_WAVE) & (writer != wave)).any():
+            self._race(wave, granules, (writer != _NO_WAVE) & (writer != wave), "writes", "wrote")
+        others = self.readers[granules] & np.uint32(~(1 << wave) & 0xFFFFFFFF)
+        if others.any():
+            self._race(wave, granules, others != 0, "writes", "read")
+        self.writer[granules] = wave
+        if self.dma_flights:
+            self._refuse_dma(granules)
+
+    def mark_dma(self, wave: int, granules: Granules) -> None:
+        """A DMA still in flight behind a barrier: who reads it needs its wait and one more barrier."""
+        self.writer[granules] = wave
+
+    def begin_dma(self, granules: Granules) -> None:
+        self.dma[granules] += 1
+        self.dma_flights += 1
+
+    def end_dma(self, granules: Granules) -> None:
+        self.dma[granules] -= 1
+        self.dma_flights -= 1
+
+    def barrier(self) -> None:
+        """Forgets who touched what; the caller marks again what is still in flight."""
+        self.writer.fill(_NO_WAVE)
+        self.readers.fill(0)
+
+    def _refuse_dma(self, granules: Granules) -> None:
+        busy = self.dma[granules] != 0
+        if busy.any():
+            at = tuple(np.argwhere(busy)[0])
+            raise MissingWaitError(
+                f"LDS byte {int(granules[at]) * self.granule:#x} is touched while a DMA to it is in flight: "
+                "no s_waitcnt vmcnt covers it"
+            )
+
+    def _race(self, wave: int, granules: Granules, bad: npt.NDArray[np.bool_], what: str, did: str) -> None:
+        byte = int(granules[tuple(np.argwhere(bad)[0])])
+        other = int(self.writer[byte])
+        if did == "read":
+            other = (int(self.readers[byte]) & ~(1 << wave)).bit_length() - 1
+        raise RaceError(
+            f"race on LDS byte {byte * self.granule:#x}: wave {wave} {what} what wave {other} {did} "
+            "since the last barrier"
+        )
+
+
+# Memory operations in flight and the ``s_waitcnt`` counters that say when they are over.
+#
+# ``vmcnt`` counts loads, stores and DMA to LDS, which finish in order on gfx9. ``lgkmcnt`` counts LDS
+# operations, which finish in order among themselves, and scalar loads, which finish in any order: with n
+# operations left, a scalar load is certainly over only if n = 0, an LDS operation if at least n later LDS
+# operations were issued.
+
+
+@dataclass(eq=False, slots=True)
+class Flight:
+    """One operation between its issue and the wait that covers it.
+
+    ``vectors`` and ``scalars`` are the registers it will write, with the state each gets at the end.
+    ``lds_granules`` are the LDS granules and ``accesses`` the global ones it touches, ``finish`` what it
+    does at the end (DMA landing late).
+    """
+
+    line: int
+    vectors: tuple[int, ...] = ()
+    vector_states: tuple[int, ...] = ()
+    scalars: tuple[int, ...] = ()
+    scalar_states: tuple[int, ...] = ()
+    lds_granules: npt.NDArray[np.int64] | None = None
+    lds_write: bool = False
+    dma: bool = False
+    accesses: tuple[Access, ...] | list[Access] = ()
+    finish: Callable[[], None] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Counters:
+    """What a wave has in flight. ``retire`` is called for each operation that a wait proves to be over."""
+
+    retire: Callable[[Flight], None]
+    vector_memory: deque[Flight] = field(default_factory=deque)
+    lds: deque[Flight] = field(default_factory=deque)
+    scalar: list[Flight] = field(default_factory=list)
+
+    def wait_vector_memory(self, left: int) -> None:
+        queue = self.vector_memory
+        while len(queue) > left:
+            self.retire(queue.popleft())
+
+    def wait_lgkm(self, left: int) -> None:
+        queue = self.lds
+        while len(queue) > left:
+            self.retire(queue.popleft())
+        if left == 0 and self.scalar:
+            for flight in self.scalar:
+                self.retire(flight)
+            self.scalar.clear()
+
+    def supersede(self, register: int) -> int | None:
+        """Take a vector register from the vector memory load in flight that is to write it.
+
+        Returns the state it would have got, None where no such load is in flight.
+        """
+        for flight in self.vector_memory:
+            if register in flight.vectors:
+                at = flight.vectors.index(register)
+                state = flight.vector_states[at]
+                flight.vectors = flight.vectors[:at] + flight.vectors[at + 1 :]
+                flight.vector_states = flight.vector_states[:at] + flight.vector_states[at + 1 :]
+                return state
+        return None
+
+    def in_flight(self) -> list[Flight]:
+        return [*self.vector_memory, *self.lds, *self.scalar]
+
 
 LANES = 64
 DEFINED, UNDEFINED, IN_FLIGHT = 0, 1, 2

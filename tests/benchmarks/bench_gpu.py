@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from client.benchmark_report import BenchmarkReport, Measured, print_report
+from client.commands.bench import BenchmarkReport, Measured, print_report
 from kernel.backends import registry
 from kernel.backends.base import Precision
 from kernel.backends.triton.backend import TritonBackend

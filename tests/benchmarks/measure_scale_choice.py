@@ -19,8 +19,15 @@ from indexer.case import Case, read_case
 from indexer.fidelity import block_scores, selection_recall, unquantised_scores, with_sentinels
 from indexer.oracle import select
 from indexer.replay import as_tensor
-from kernel.backends.reference.formats import E4M3_MAX, E4M3_MIN, e4m3_bytes, e4m3_values
-from kernel.backends.reference.quantizer import CODE_THRESHOLDS, dequantize_keys, quantize_query
+from kernel.backends.reference.quantizer import (
+    CODE_THRESHOLDS,
+    E4M3_MAX,
+    E4M3_MIN,
+    dequantize_keys,
+    e4m3_bytes,
+    e4m3_values,
+    quantize_query,
+)
 
 Floats = NDArray[np.float64]
 

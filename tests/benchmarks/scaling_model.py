@@ -1,15 +1,15 @@
 """A prediction, not a measurement: calls of a million tokens on 1 to 8 MI355X.
 
 ``python -m tests.benchmarks.scaling_model`` prints the table that docs/performance.md shows. The rates are
-assumptions, named below; the bytes are those of :mod:`indexer.distributed.traffic`.
+assumptions, named below; the bytes are those of :mod:`indexer.distributed.ranks`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from indexer.distributed.ranks import candidate_bytes
 from indexer.distributed.share import CHUNK_TOKENS
-from indexer.distributed.traffic import candidate_bytes
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 
 CONTEXT_BLOCKS = 8192

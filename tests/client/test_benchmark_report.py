@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from client.benchmark_report import BenchmarkReport, Measured, read_report
 from client.cli import app
+from client.commands.bench import BenchmarkReport, Measured, read_report
 
 REPORT = BenchmarkReport(
     device="a GPU",

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from client.load import run_load
-from client.sync_client import Client
+from client.client import Client
+from client.commands.bench import run_load
 from indexer.case import write_case
 from tests.client.conftest import TOKEN
 from tests.support.command import VERIFY_KEYS, call, spawn, wrong_expectation

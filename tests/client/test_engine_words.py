@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client.engine_words import kind_counts, shown_of, some_of_each_kind
+from client.engine_report import kind_counts, shown_of, some_of_each_kind
 from tests.support.judged import judged, recorded, right_case, with_result
 
 

@@ -16,11 +16,10 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.case import read_case
 from indexer.case.container import Array
 from indexer.oracle import run_oracle
+from indexer.pipeline import ScoreResult
 from indexer.replay import as_tensor
-from indexer.result import ScoreResult
 from indexer.wire import ScoreReply
 from kernel.errors import InvalidArgumentError, OutOfPagesError, UnknownSequenceError
-from server import models
 from tests.client.conftest import MAX_BODY_BYTES, NUM_PAGES, OTHER_TOKEN, TOKEN
 from tests.support.http_calls import normals, random_case
 from tests.support.live_server import START_SECONDS, LiveServer
@@ -178,20 +177,21 @@ def test_what_the_server_says_of_itself(client: Client) -> None:
 
 
 def test_records_have_the_members_that_the_server_writes() -> None:
-    from client import records
+    from client import calls
     from indexer import wire
+    from server import wire as answers
 
     pairs: tuple[tuple[type, type], ...] = (
-        (records.Health, models.Alive),
-        (records.Readiness, models.Ready),
-        (records.SequenceState, models.SequenceInfo),
-        (records.CacheState, models.CacheInfo),
-        (records.BackendState, models.BackendInfo),
-        (records.ServerLimits, models.Limits),
-        (records.ServerInfo, models.Info),
-        (wire.StageMs, models.StageMs),
-        (wire.Floor, models.Floor),
-        (wire.Profile, models.ProfileReply),
+        (calls.Health, answers.Alive),
+        (calls.Readiness, answers.Ready),
+        (calls.SequenceState, answers.SequenceInfo),
+        (calls.CacheState, answers.CacheInfo),
+        (calls.BackendState, answers.BackendInfo),
+        (calls.ServerLimits, answers.Limits),
+        (calls.ServerInfo, answers.Info),
+        (wire.StageMs, wire.StageMs),
+        (wire.Floor, wire.Floor),
+        (wire.Profile, answers.ProfileReply),
     )
     for ours, theirs in pairs:
         assert [field.name for field in dataclasses.fields(ours)] == list(theirs.model_fields)  # type: ignore[attr-defined]

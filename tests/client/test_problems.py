@@ -21,7 +21,7 @@ from client import (
     TooManyKeysError,
     TooManySequencesError,
 )
-from client.problem import error_of
+from client.errors import error_of
 from indexer.wire import ScoreReply, decode_sequences_call, encode_reply
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from server.problems import TITLES, ProblemError, invalid, of_error

@@ -21,7 +21,7 @@ from client import (
     ServerError,
     ServerTimeoutError,
 )
-from client.tries import MAX_RESENT
+from client.transport import MAX_RESENT
 from kernel.errors import UnknownSequenceError
 from tests.support.http_calls import normals, random_case
 from tests.support.scripted_server import Script, Step, answer, breaks, problem

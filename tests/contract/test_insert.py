@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel.backends.base import Backend
-from kernel.backends.reference.formats import E4M3_MAGNITUDES
+from kernel.backends.reference.quantizer import E4M3_MAGNITUDES
 from tests.support.calls import strided_pages
 from tests.support.compare import assert_same_bits
 from tests.support.oracle_pages import oracle_inserted

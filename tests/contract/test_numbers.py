@@ -11,8 +11,13 @@ import torch
 
 from kernel import nvfp4
 from kernel.backends.base import Backend
-from kernel.backends.reference.formats import E4M3_MAGNITUDES, e4m3_bytes, e4m3_values
-from kernel.backends.reference.quantizer import magnitude_lut, quantize_query
+from kernel.backends.reference.quantizer import (
+    E4M3_MAGNITUDES,
+    e4m3_bytes,
+    e4m3_values,
+    magnitude_lut,
+    quantize_query,
+)
 from tests.support.call import Call, cumulative
 from tests.support.compare import assert_same_bits
 from tests.support.page_bytes import EVERY_BYTE, NAN, ONE, pack_page

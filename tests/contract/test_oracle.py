@@ -8,7 +8,7 @@ import torch
 
 from kernel import nvfp4
 from kernel.backends import registry
-from kernel.backends.reference.scorer import score_bounds
+from kernel.backends.reference.backend import score_bounds
 from kernel.errors import InvalidArgumentError
 from kernel.page import codes_of, scales_of
 from tests.support.calls import RAGGED, random_call

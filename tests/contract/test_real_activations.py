@@ -15,7 +15,7 @@ from safetensors import safe_open
 from kernel import nvfp4
 from kernel.backends.base import SCORE_TOLERANCE, Backend
 from kernel.backends.reference import ReferenceBackend
-from kernel.backends.reference.scorer import score_bounds
+from kernel.backends.reference.backend import score_bounds
 from kernel.page import blocks_of
 from tests.support.call import Call
 from tests.support.compare import assert_same_bits

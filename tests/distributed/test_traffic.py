@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from indexer import IndexerConfig
-from indexer.distributed.traffic import HEADER_BYTES, candidate_bytes, share_bytes
+from indexer.distributed.ranks import HEADER_BYTES, candidate_bytes, share_bytes
 from tests.benchmarks.scaling_model import table
 from tests.distributed.test_same_bytes import values
 from tests.support import rank_calls

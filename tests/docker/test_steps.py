@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.backends.flydsl import kernel_library, kernel_names
+from kernel.backends.flydsl import geometry, kernel_library
 from kernel.gfx950.hip import code_object
 from tests.support.dockerfile import Build, base_environment, exec_form, instructions, last
 from tests.support.real_cases import ROOT
@@ -144,7 +144,7 @@ def test_gfx950_kernels_are_exported_into_the_image(tmp_path: Path) -> None:
 
 def _holds_every_kernel(library: Path) -> None:
     """As its manifest says, and as machine code for gfx950."""
-    assert list(kernel_library.check(library).kernels) == sorted(kernel_names.every())
+    assert list(kernel_library.check(library).kernels) == sorted(geometry.kernel_names())
     whole = library.read_bytes()
     magic = b"\x7fELF\x02\x01\x01\x40"  # of AMD's code objects; the library's own last byte is another one
     targets: set[str] = set()
@@ -156,7 +156,7 @@ def _holds_every_kernel(library: Path) -> None:
         kernels |= found.kernels.keys()
         place = whole.find(magic, place + 1)
     assert targets == {"gfx950"}
-    assert kernels == set(kernel_names.every())
+    assert kernels == set(geometry.kernel_names())
 
 
 def _library_works(build: Build, image: Path) -> None:

@@ -6,15 +6,11 @@ import os
 
 import pytest
 
-from kernel.backends.flydsl import kernel_names, toolchain
-from kernel.backends.flydsl.decode_layout import Layout
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.topk_variants import Variant
+from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl.geometry import KeyType, Layout, Variant
 from kernel.gfx950.report.decode import DecodeReport, report_decode
-from kernel.gfx950.report.insert import report_insert
-from kernel.gfx950.report.kernel_report import KernelReport, report_kernel
-from kernel.gfx950.report.topk import report_topk
-from kernel.gfx950.report.work import WorkReport
+from kernel.gfx950.report.prefill import KernelReport, report_kernel
+from kernel.gfx950.report.work import WorkReport, report_insert, report_topk
 
 _compile = toolchain.assembly  # a test may replace it
 _reports: dict[int, KernelReport] = {}
@@ -38,7 +34,7 @@ def assembly(name: str, session: pytest.TempPathFactory) -> str:
 def report(heads: int, session: pytest.TempPathFactory) -> KernelReport:
     """The report on the compiled kernel."""
     if heads not in _reports:
-        name = kernel_names.score_prefill(heads)
+        name = geometry.prefill_name(heads)
         _reports[heads] = report_kernel(assembly(name, session), name, heads)
     return _reports[heads]
 
@@ -47,7 +43,7 @@ def decode_report(heads: int, layout: Layout, session: pytest.TempPathFactory) -
     """The report on the compiled decode scorer."""
     key = heads, layout
     if key not in _decode_reports:
-        name = kernel_names.score_decode(heads, layout)
+        name = geometry.decode_name(heads, layout)
         _decode_reports[key] = report_decode(assembly(name, session), name, heads, layout)
     return _decode_reports[key]
 
@@ -58,6 +54,6 @@ def work_report(kernel: Variant | KeyType) -> WorkReport:
         if isinstance(kernel, Variant):
             _work_reports[kernel] = report_topk(_compile(kernel.name), kernel)
         else:
-            name = kernel_names.insert(kernel)
+            name = geometry.insert_name(kernel)
             _work_reports[kernel] = report_insert(_compile(name), name, kernel)
     return _work_reports[kernel]

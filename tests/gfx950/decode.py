@@ -6,8 +6,8 @@ import functools
 
 import torch
 
-from kernel.backends.flydsl.decode_layout import Layout
-from kernel.backends.flydsl.score_decode_launch import DecodeLauncher
+from kernel.backends.flydsl.geometry import Layout
+from kernel.backends.flydsl.launch import DecodeLauncher
 from kernel.gfx950 import Schedule
 from kernel.gfx950.hip import simulated_device
 from kernel.plan import MAXIMA_BLOCKS

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl.geometry import KeyType
 from kernel.gfx950 import Kernel, Memory, Program, RunReport, Schedule, run
 from tests.support.oracle_pages import oracle_inserted
 

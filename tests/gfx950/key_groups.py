@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.reference.formats import E4M3_MAGNITUDES
+from kernel.backends.flydsl.geometry import KeyType
+from kernel.backends.reference.quantizer import E4M3_MAGNITUDES
 
 THRESHOLDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
 DTYPES = {

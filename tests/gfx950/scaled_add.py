@@ -7,7 +7,7 @@ import flydsl.expr as fx
 import torch
 from flydsl.expr.typing import T
 
-from kernel.backends.flydsl import linker
+from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.runtime import Device, launching, preflight
 
 THREADS = 64
@@ -37,7 +37,7 @@ def _launch(
 
 def prepare(device: Device) -> None:
     """What must be there before the first launch."""
-    linker.prepare()
+    toolchain.prepare_linker()
     preflight(device)
 
 

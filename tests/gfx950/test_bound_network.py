@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel.backends.flydsl.topk_variants import CLASSES
+from kernel.backends.flydsl.geometry import CLASSES
 from tests.gfx950.bound_network import Network, exact, random_keys, telling_keys
 
 

@@ -16,29 +16,29 @@ from flydsl._mlir.dialects import llvm
 from flydsl.compiler.jit_function import MlirCompiler
 from flydsl.expr.typing import T, as_ir_value
 
-from kernel.backends.flydsl import compiler_errors, device, kernel_cache, toolchain
+from kernel.backends.flydsl import kernel_cache, ops, toolchain
 from kernel.backends.flydsl.ahead import compile_ahead
-from kernel.backends.flydsl.compiled import CompiledKernels
+from kernel.backends.flydsl.launch import CompiledKernels
 from kernel.errors import CompileError
 from kernel.gfx950.hip import simulated_device
 
 
-def _lane_as_scalar() -> device.Value:
-    return device.pin_scalar(as_ir_value(fx.Int32(fx.thread_idx.x)))
+def _lane_as_scalar() -> ops.Value:
+    return ops.pin_scalar(as_ir_value(fx.Int32(fx.thread_idx.x)))
 
 
-def _no_instruction() -> device.Value:
-    return llvm.inline_asm(T.i32, [device.i32(1)], "s_movv_b32 $0, $1", "=s,s", has_side_effects=True)
+def _no_instruction() -> ops.Value:
+    return llvm.inline_asm(T.i32, [ops.i32(1)], "s_movv_b32 $0, $1", "=s,s", has_side_effects=True)
 
 
-def _no_intrinsic() -> device.Value:
-    return llvm.call_intrinsic(T.i32, "llvm.amdgcn.no.such", [device.i32(1)], [], [])
+def _no_intrinsic() -> ops.Value:
+    return llvm.call_intrinsic(T.i32, "llvm.amdgcn.no.such", [ops.i32(1)], [], [])
 
 
-def _launcher(name: str, value: Callable[[], device.Value]) -> Callable[..., None]:
+def _launcher(name: str, value: Callable[[], ops.Value]) -> Callable[..., None]:
     @flyc.kernel(name=name, known_block_size=[64, 1, 1])  # type: ignore[untyped-decorator]
     def kernel(out: fx.Int64) -> None:
-        device.store(value(), device.pointer(out, device.GLOBAL), 4)
+        ops.store(value(), ops.pointer(out, ops.GLOBAL), 4)
 
     @flyc.jit  # type: ignore[untyped-decorator]
     def launch(out: fx.Int64, stream: fx.Stream) -> None:
@@ -65,7 +65,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("value", "reason"), _REFUSED)
 def test_it_does_not_compile_each_time(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, value: Callable[[], device.Value], reason: str
+    cache: Path, monkeypatch: pytest.MonkeyPatch, value: Callable[[], ops.Value], reason: str
 ) -> None:
     monkeypatch.setenv("COMPILE_ONLY", "1")
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_it_does_not_compile_each_time(
 
 
 @pytest.mark.parametrize(("value", "reason"), _REFUSED)
-def test_it_is_not_launched(cache: Path, value: Callable[[], device.Value], reason: str) -> None:
+def test_it_is_not_launched(cache: Path, value: Callable[[], ops.Value], reason: str) -> None:
     out = torch.zeros(64, dtype=torch.int32)
     kernels: CompiledKernels[int] = CompiledKernels(
         simulated_device(), lambda _: "refused", lambda _: _launcher("refused", value)
@@ -92,7 +92,7 @@ def test_long_output_is_kept_in_a_file(cache: Path, capfd: pytest.CaptureFixture
         os.write(2, b"error: too long\n" + b"line\n" * 5000)
 
     with pytest.raises(CompileError, match=r"too long; .* is in ") as found:
-        compiler_errors._checked("some", lower)
+        kernel_cache._checked("some", lower)
     assert capfd.readouterr().err == ""
     kept = Path(found.value.output)
     assert kept.read_text().count("line\n") == 5000
@@ -100,18 +100,18 @@ def test_long_output_is_kept_in_a_file(cache: Path, capfd: pytest.CaptureFixture
 
 
 def test_warnings_are_written_behind(capfd: pytest.CaptureFixture[str]) -> None:
-    assert compiler_errors._checked("some", lambda: os.write(2, b"warning: no error: none\n")) == 24
+    assert kernel_cache._checked("some", lambda: os.write(2, b"warning: no error: none\n")) == 24
     assert capfd.readouterr().err == "warning: no error: none\n"
 
 
 def test_threads_leave_the_compiler_as_it_was(cache: Path) -> None:
     def compile_too() -> None:
-        with compiler_errors.raised("second"):
+        with kernel_cache.raised("second"):
             pass
 
     before = MlirCompiler.compile
     other = threading.Thread(target=compile_too)
-    with compiler_errors.raised("first"):
+    with kernel_cache.raised("first"):
         other.start()
         time.sleep(0.2)  # the other waits for its turn
     other.join()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernel.backends.flydsl.score_decode_launch import MAX_ROWS, grid_log2
+from kernel.backends.flydsl.launch import MAX_ROWS, grid_log2
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
 from tests.gfx950.decode import assert_exact, decoded, launcher

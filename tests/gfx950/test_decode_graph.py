@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernel.backends.flydsl.score_decode_launch import DeviceRequests
+from kernel.backends.flydsl.launch import DeviceRequests
 from kernel.batch import ScoreBatch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950.hip import simulated_device

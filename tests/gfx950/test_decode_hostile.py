@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernel.backends.flydsl.score_decode_launch import DeviceRequests
+from kernel.backends.flydsl.launch import DeviceRequests
 from kernel.batch import ScoreBatch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import LaunchError

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from kernel.backends import flydsl_sim, registry
-from kernel.backends.flydsl.decode_layout import VARIABLE
-from kernel.backends.flydsl.score_decode_launch import MAX_ROWS
+from kernel.backends.flydsl.geometry import VARIABLE
+from kernel.backends.flydsl.launch import MAX_ROWS
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 from kernel.gfx950 import SCHEDULES, Schedule
 from kernel.gfx950.hip import simulated_device
-from kernel.gfx950.report.resources import resources
+from kernel.gfx950.report.model import resources
 from tests.gfx950.decode import assert_exact
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits, oracle_scores

@@ -17,21 +17,17 @@ import pytest
 import torch
 
 from client.commands import first_run as command
+from client.first_run import checks, speed
+from client.first_run import checks as counters_part
 from client.first_run import record as record_of_run
-from client.first_run.part_lines import part_lines
-from client.first_run.parts import PARTS
-from client.first_run.record import ARCHIVE, OWN_NAMES, RECORD, TEXT, Record
-from client.first_run.run_part import PartResult, run_part
-from indexer.case.atomic import write_atomically
+from client.first_run.__main__ import PARTS as OWN_PARTS
+from client.first_run.checks import Setting, counters
+from client.first_run.record import ARCHIVE, OWN_NAMES, RECORD, TEXT, Record, part_lines
+from client.first_run.run_part import PARTS, PartResult, run_part
+from client.first_run.speed import StepTimes, faster_layout, floor_fields, host_fields
+from indexer.case.codec import write_atomically
 from indexer.case.container import Buffer
-from indexer.first_run import checks, speed
-from indexer.first_run import counters as counters_part
-from indexer.first_run.__main__ import PARTS as OWN_PARTS
-from indexer.first_run.counters import counters
-from indexer.first_run.layout_verdict import StepTimes, faster_layout
-from indexer.first_run.setting import Setting
-from indexer.first_run.stopwatch import floor_fields, host_fields
-from kernel.backends.flydsl import decode_layout
+from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.backend import FlydslBackend
 from tests.support.command import call, spawn
 from tests.support.real_cases import CUT, ROOT
@@ -194,8 +190,8 @@ def test_the_folder_of_an_earlier_run_is_refused(name: str, programs: dict[str, 
         ("flydsl", {}, "PyTorch"),
         (
             "flydsl-sim",
-            {decode_layout.VARIABLE: "sideways"},
-            f"{decode_layout.VARIABLE}=sideways is no layout",
+            {geometry.VARIABLE: "sideways"},
+            f"{geometry.VARIABLE}=sideways is no layout",
         ),
     ],
 )
@@ -420,7 +416,7 @@ def test_both_layouts_are_timed_and_the_faster_one_is_named(
     last = found["the faster layout"]
     cold = {
         layout: sum(item["cold"]["median_us"] for item in timed if item["layout"] == layout)
-        for layout in decode_layout.LAYOUTS
+        for layout in geometry.LAYOUTS
     }
     assert last["cold_us"] == pytest.approx(cold)
     assert [step["shape"] for step in last["steps"]] == ["2 x 1 x 300", "2 x 1 x 300, maxima"]

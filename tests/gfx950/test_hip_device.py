@@ -18,10 +18,9 @@ from kernel.gfx950 import SCHEDULES, OutOfBoundsError, Schedule, UnsupportedInst
 from kernel.gfx950.hip import (
     HipCallError,
     SimulatedDevice,
-    build,
     code_object,
-    disassembler,
     simulated_device,
+    standin,
 )
 from tests.gfx950.scaled_add import THREADS, launch_unguarded, prepare, scaled_add
 
@@ -107,7 +106,7 @@ def test_a_tensor_of_another_device_is_refused(device: SimulatedDevice) -> None:
 def test_memory_that_hip_allocated(device: SimulatedDevice) -> None:
     """It needs no registration, and it is gone when it is freed."""
     x, y, out = operands()
-    hip = ctypes.CDLL(str(build.library()))  # the one that is loaded
+    hip = ctypes.CDLL(str(standin.library()))  # the one that is loaded
     allocated = ctypes.c_void_p()
     assert hip.hipMalloc(ctypes.byref(allocated), ctypes.c_size_t(4 * N)) == 0
     assert allocated.value is not None
@@ -194,7 +193,7 @@ def test_an_error_outside_of_the_guard_is_not_blamed_on_the_next_launch(device: 
 
 
 def test_no_disassembler(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disassembler, "_candidates", lambda: iter(()))
+    monkeypatch.setattr(code_object, "_candidates", lambda: iter(()))
     with pytest.raises(DeviceUnavailableError, match="no disassembler for gfx950 was found; pip install"):
         SimulatedDevice().prepare()
 
@@ -236,22 +235,22 @@ def test_a_disassembler_that_fails_gives_way_to_the_next(
 ) -> None:
     loaded = code_object.parse(image)
     kernel = loaded.kernels["scaled_add"]
-    whole = disassembler.listing(loaded, kernel)
-    broken = disassembler.Disassembler(
-        "broken", functools.partial(disassembler._by_library, str(tmp_path / "no-library.so"))
+    whole = code_object.listing(loaded, kernel)
+    broken = code_object.Disassembler(
+        "broken", functools.partial(code_object._by_library, str(tmp_path / "no-library.so"))
     )
-    working = next(disassembler._candidates())
-    monkeypatch.setattr(disassembler, "_candidates", lambda: iter((broken, working)))
-    assert disassembler.listing(loaded, kernel) == whole
-    monkeypatch.setattr(disassembler, "_candidates", lambda: iter((broken,)))
+    working = next(code_object._candidates())
+    monkeypatch.setattr(code_object, "_candidates", lambda: iter((broken, working)))
+    assert code_object.listing(loaded, kernel) == whole
+    monkeypatch.setattr(code_object, "_candidates", lambda: iter((broken,)))
     with pytest.raises(DeviceUnavailableError, match=r"scaled_add cannot be disassembled: .*no-library\.so"):
-        disassembler.listing(loaded, kernel)
+        code_object.listing(loaded, kernel)
 
 
 def test_every_disassembler_here_says_the_same(image: bytes) -> None:
     loaded = code_object.parse(image)
     kernel = loaded.kernels["scaled_add"]
-    candidates = list(disassembler._candidates())
+    candidates = list(code_object._candidates())
     assert candidates
     listings = {candidate.source: candidate.decode(loaded, kernel) for candidate in candidates}
     first = next(iter(listings.values()))

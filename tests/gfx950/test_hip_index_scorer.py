@@ -14,7 +14,7 @@ from indexer.case.codec import read_case
 from indexer.verify import verify_case
 from kernel.backends import registry
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
-from kernel.gfx950.hip import disassembler, simulated_device
+from kernel.gfx950.hip import code_object, simulated_device
 from tests.support.real_cases import DATA, more_case
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -111,7 +111,7 @@ def test_the_registry_says_what_was_found_and_what_is_missing(monkeypatch: pytes
     assert status.usable
     assert "disassembler" in status.reason
     assert registry.resolve("auto") != "flydsl-sim"
-    monkeypatch.setattr(disassembler, "_candidates", lambda: iter(()))
+    monkeypatch.setattr(code_object, "_candidates", lambda: iter(()))
     status = registry.status("flydsl-sim")
     assert not status.usable
     assert status.reason.startswith("no disassembler for gfx950 was found; pip install rocm-llvm-python")

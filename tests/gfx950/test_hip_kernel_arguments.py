@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from kernel.gfx950.hip.kernel_arguments import kernarg_segment
-from kernel.gfx950.metadata import KernelArgument, KernelMetadata
+from kernel.gfx950.hip.code_object import kernarg_segment
+from kernel.gfx950.parse import KernelArgument, KernelMetadata
 
 
 def params(*values: bytes) -> tuple[int, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.gfx950.hip.message_pack import Value, decode
+from kernel.gfx950.hip.code_object import Value, decode
 
 CASES: list[tuple[str, Value]] = [
     ("00", 0),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kernel.errors import DeviceUnavailableError
-from kernel.gfx950.hip import SimulatedDevice, build
+from kernel.gfx950.hip import SimulatedDevice, standin
 from tests.support.real_cases import ROOT
 
 PROGRAM = """
@@ -48,12 +48,12 @@ def run(program: str, *arguments: str, **environment: str) -> str:
 
 def library_of(folder: Path, functions: set[str], version: str) -> str:
     """A HIP library with these functions, which do nothing, under a symbol version."""
-    source, versions, library = (folder / name for name in ("hip.c", "hip.map", build.LIBRARY_NAME))
+    source, versions, library = (folder / name for name in ("hip.c", "hip.map", standin.LIBRARY_NAME))
     source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(functions)))
     versions.write_text(f"{version} {{ global: hip*; local: *; }};\n")
     subprocess.run(
         [
-            *build.compiler(), "-shared", "-fPIC", f"-Wl,-soname,{build.LIBRARY_NAME}",
+            *standin.compiler(), "-shared", "-fPIC", f"-Wl,-soname,{standin.LIBRARY_NAME}",
             f"-Wl,--version-script={versions}", "-o", str(library), str(source),
         ],
         check=True,
@@ -63,11 +63,12 @@ def library_of(folder: Path, functions: set[str], version: str) -> str:
 
 def hip_functions() -> set[str]:
     """The functions that the stand-in offers under HIP's names."""
-    return set(re.findall(r"^EXPORT [^(]*\b(hip\w+)\(", build.SOURCE.read_text(), re.MULTILINE))
+    return set(re.findall(r"^EXPORT [^(]*\b(hip\w+)\(", standin.SOURCE.read_text(), re.MULTILINE))
 
 
 @pytest.mark.skipif(
-    Path("/opt/rocm/lib", build.LIBRARY_NAME).exists(), reason="a HIP is installed where FlyDSL looks for it"
+    Path("/opt/rocm/lib", standin.LIBRARY_NAME).exists(),
+    reason="a HIP is installed where FlyDSL looks for it",
 )
 def test_no_hip() -> None:
     message = run(PROGRAM)
@@ -88,11 +89,11 @@ def test_missing_function(tmp_path: Path) -> None:
 
 
 def test_the_stand_in_passes() -> None:
-    assert run(PROGRAM, str(build.library())) == "passed\n"
+    assert run(PROGRAM, str(standin.library())) == "passed\n"
 
 
 def test_compile_only_makes_every_launch_do_nothing() -> None:
-    message = run(PROGRAM, str(build.library()), COMPILE_ONLY="1")
+    message = run(PROGRAM, str(standin.library()), COMPILE_ONLY="1")
     assert message == "COMPILE_ONLY=1 makes every launch do nothing; unset COMPILE_ONLY\n"
 
 

@@ -12,7 +12,7 @@ import torch
 from flydsl._mlir.dialects import llvm
 from flydsl.expr.typing import T, as_ir_value
 
-from kernel.backends.flydsl import linker
+from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.runtime import launching, preflight
 from kernel.errors import LaunchError
 from kernel.gfx950 import HazardError
@@ -42,7 +42,7 @@ def first_lane(gap: str) -> Callable[..., None]:
 
     def run(x: torch.Tensor, out: torch.Tensor) -> None:
         device = simulated_device()
-        linker.prepare()
+        toolchain.prepare_linker()
         preflight(device)
         with launching(device, [x, out]) as stream:
             launch(x.data_ptr(), out.data_ptr(), fx.Stream(stream))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernel.backends.flydsl import kernel_names, toolchain
-from kernel.backends.flydsl.key_type import KeyType
+from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl.geometry import KeyType
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
 from tests.gfx950.insert_launch import InsertLaunch
 from tests.gfx950.key_groups import DTYPES, hard_keys
@@ -21,12 +21,12 @@ SLOW = slice(0, None, 9)
 
 @cache
 def assembly_of(key_type: KeyType) -> str:
-    return toolchain.assembly(kernel_names.insert(key_type))
+    return toolchain.assembly(geometry.insert_name(key_type))
 
 
 @cache
 def kernel_of(key_type: KeyType) -> Kernel:
-    return parse_program(assembly_of(key_type)).kernels[kernel_names.insert(key_type)]
+    return parse_program(assembly_of(key_type)).kernels[geometry.insert_name(key_type)]
 
 
 def launch_of(key_type: KeyType, keys: torch.Tensor, seed: int = 0) -> InsertLaunch:

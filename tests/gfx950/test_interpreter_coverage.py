@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernel.gfx950.decode import BUILDERS
+from kernel.gfx950.isa.decode import BUILDERS
 from tests.gfx950 import (
     test_interpreter_compare,
     test_interpreter_lanes,

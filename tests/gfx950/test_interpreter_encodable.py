@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernel.gfx950 import InterpreterError, UnencodableError, UnsupportedInstructionError
-from kernel.gfx950.decode import decode
+from kernel.gfx950.isa.decode import decode
 from tests.gfx950.one_wave import assemble, run_lanes
 
 ASSEMBLER = shutil.which("llvm-mc-22")

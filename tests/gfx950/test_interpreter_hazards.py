@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernel.gfx950 import HazardError
-from kernel.gfx950.hazard_kinds import KINDS
-from kernel.gfx950.hazards import HazardDistance, check_hazards, hazard_distances
+from kernel.gfx950.hazards import KINDS, HazardDistance, check_hazards, hazard_distances
 from tests.gfx950.one_wave import assemble
 
 MFMA = "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[16:23], v[24:31], v[4:7]"

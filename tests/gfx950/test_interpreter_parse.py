@@ -18,7 +18,7 @@ from kernel.gfx950 import (
     parse_program,
     run,
 )
-from kernel.gfx950.decode import decode
+from kernel.gfx950.isa.decode import decode
 from tests.gfx950.one_wave import assemble, run_lanes
 
 COMPILED = """

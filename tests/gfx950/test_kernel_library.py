@@ -14,12 +14,11 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from kernel.backends import flydsl_sim, registry
-from kernel.backends.flydsl import kernel_library, kernel_names, library_manifest
+from kernel.backends.flydsl import geometry, kernel_library
 from kernel.backends.flydsl.backend import FlydslBackend
+from kernel.backends.flydsl.geometry import VARIANTS, KeyType
 from kernel.backends.flydsl.kernel_library import VARIABLE
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.score_decode_launch import DecodeLauncher
-from kernel.backends.flydsl.topk_variants import VARIANTS
+from kernel.backends.flydsl.launch import DecodeLauncher
 from kernel.backends.reference import ReferenceBackend
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError, LaunchError
@@ -152,11 +151,11 @@ def test_a_kernel_that_is_not_in_the_library(device: SimulatedDevice, library: P
 
 def edited(library: bytes, **fields: object) -> bytes:
     """A library whose manifest says something else, sealed anew."""
-    end = len(library) - len(library_manifest.MAGIC) - 8
+    end = len(library) - len(kernel_library.MAGIC) - 8
     start = end - 32 - int.from_bytes(library[end : end + 8], "little")
     text = json.dumps(json.loads(library[start : end - 32]) | fields).encode()
     digest = hashlib.sha256(library[:start] + text).digest()
-    return library[:start] + text + digest + len(text).to_bytes(8, "little") + library_manifest.MAGIC
+    return library[:start] + text + digest + len(text).to_bytes(8, "little") + kernel_library.MAGIC
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,7 @@ def edited(library: bytes, **fields: object) -> bytes:
         (lambda image: image[: len(image) // 2], "it does not end with a manifest"),
         (lambda image: image[-10_000:], "its bytes are not those that were linked"),
         (lambda image: image[:5000] + b"garbled" + image[5007:], "its bytes are not those that were linked"),
-        (lambda image: image[-len(library_manifest.MAGIC) - 8 :], "its manifest is garbled"),
+        (lambda image: image[-len(kernel_library.MAGIC) - 8 :], "its manifest is garbled"),
         (
             lambda image: image.replace(b'{"kernels"', b'{{kernels"'),
             "its bytes are not those that were linked",
@@ -222,7 +221,7 @@ def test_a_folder_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_library_that_does_not_link_to_hip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Well sealed, and no ELF image: the loader's words, and what to install."""
     unfit = tmp_path / "kernels.so"
-    unfit.write_bytes(library_manifest.sealed(b"not an image", {}, partial=True))
+    unfit.write_bytes(kernel_library.sealed(b"not an image", {}, partial=True))
     monkeypatch.setenv(VARIABLE, str(unfit))
     with pytest.raises(DeviceUnavailableError, match=r"does not load: .*kernels.so.*install ROCm 7"):
         flydsl_sim.create(None, "exact")
@@ -330,7 +329,7 @@ def test_the_command_exports_every_kernel(tmp_path: Path, monkeypatch: pytest.Mo
     result = json.loads(printed_by("-m", "client.cli", *words))
     assert result["library"] == str(tmp_path / "new" / kernel_library.FILE_NAME)
     assert len(result["kernels"]) == 3 * len(SUPPORTED_HEADS) + len(VARIANTS) + len(KeyType)
-    assert tuple(result["kernels"]) == kernel_names.every()
+    assert tuple(result["kernels"]) == geometry.kernel_names()
     assert set(kernel_library.check(Path(result["library"])).kernels) == set(result["kernels"])
     assert [path.name for path in (tmp_path / "new").iterdir()] == [kernel_library.FILE_NAME]
     monkeypatch.setenv(VARIABLE, result["library"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.backends.flydsl import linker
+from kernel.backends.flydsl import toolchain
 from kernel.errors import DeviceUnavailableError
 
 
@@ -41,7 +41,7 @@ def test_rocm_comes_first(own_environment: Path, monkeypatch: pytest.MonkeyPatch
     rocm = own_environment / "rocm"
     program(rocm / "llvm" / "bin" / "ld.lld", "AMD LLD 20.0.0")
     monkeypatch.setenv("ROCM_PATH", str(rocm))
-    linker.prepare()
+    toolchain.prepare_linker()
     assert os.environ["ROCM_PATH"] == str(rocm)
 
 
@@ -51,7 +51,7 @@ def test_any_lld_is_wrapped(own_environment: Path, monkeypatch: pytest.MonkeyPat
     folder = own_environment / "bin with spaces"
     program(folder / "ld.lld", "LLD 19.1.7")
     only_on_the_path(folder, monkeypatch)
-    linker.prepare()
+    toolchain.prepare_linker()
     wrapper = Path(os.environ["ROCM_PATH"], "llvm", "bin", "ld.lld")
     shown = subprocess.run([wrapper, "-o", "a b"], capture_output=True, text=True, check=True).stdout
     assert shown == "LLD 19.1.7 -o a b\n"
@@ -67,7 +67,7 @@ def test_what_cannot_link_code_objects_is_not_taken(
     with pytest.raises(
         DeviceUnavailableError, match=r"needs ld\.lld of LLVM 19 or newer.*pip install ziglang"
     ):
-        linker.command()
+        toolchain.command()
 
 
 def test_cache_that_cannot_be_written(own_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +77,4 @@ def test_cache_that_cannot_be_written(own_environment: Path, monkeypatch: pytest
     only_on_the_path(own_environment / "bin", monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/cache")
     with pytest.raises(DeviceUnavailableError, match="set XDG_CACHE_HOME"):
-        linker.prepare()
+        toolchain.prepare_linker()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from indexer import IndexerConfig, IndexScorer
-from indexer.result import ScoreResult
+from indexer.pipeline import ScoreResult
 from kernel.errors import InvalidArgumentError
 from tests.support.compare import assert_same_bits
 from tests.support.out_of_memory import OutOfMemoryAt

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from kernel import plan_cache
+from kernel import plan
 from kernel.batch import Request
 from kernel.errors import InvalidArgumentError
-from kernel.plan import pack_items, plan_prefill
-from kernel.plan_cache import PackedPlan, PlanCache
+from kernel.plan import PackedPlan, PlanCache, pack_items, plan_prefill
 from tests.gfx950.prefill import scored
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits, oracle_scores
@@ -35,7 +34,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         calls.append(requests)
         return plan_prefill(requests, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(plan_cache, "plan_prefill", counted)
+    monkeypatch.setattr(plan, "plan_prefill", counted)
     return calls
 
 

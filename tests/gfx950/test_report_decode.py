@@ -8,13 +8,18 @@ import json
 import numpy as np
 import pytest
 
-from kernel.backends.flydsl import kernel_names
-from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
+from kernel.backends.flydsl import geometry
+from kernel.backends.flydsl.geometry import LAYOUTS, Layout
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import RunReport
-from kernel.gfx950.report.decode import MEMORY_PAGE_CLOCKS, ROLES, DecodeReport, find_trips
-from kernel.gfx950.report.decode_targets import check_decode_targets
-from kernel.gfx950.report.loops import UnknownLoopsError
+from kernel.gfx950.report.decode import (
+    MEMORY_PAGE_CLOCKS,
+    ROLES,
+    DecodeReport,
+    check_decode_targets,
+    find_trips,
+)
+from kernel.gfx950.report.prefill import UnknownLoopsError
 from tests.gfx950 import compiled
 from tests.gfx950.assembly_kernel import kernel_of
 from tests.gfx950.kernel_limits import LIMITS, assert_every_limit_bites, worse
@@ -31,7 +36,7 @@ def test_no_figure_is_worse_than_its_limit(report: DecodeReport) -> None:
 
 
 def test_every_kernel_has_limits() -> None:
-    assert list(LIMITS) == list(kernel_names.every())
+    assert list(LIMITS) == list(geometry.kernel_names())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

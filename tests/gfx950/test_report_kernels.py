@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 
-from client.commands.kernel_report import HONESTY
-from kernel.backends.flydsl import kernel_names, toolchain
-from kernel.backends.flydsl.decode_layout import LAYOUTS
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.topk_variants import VARIANTS
+from client.commands.kernel import HONESTY
+from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import parse_program
 from kernel.gfx950.hip import simulated_device
-from kernel.gfx950.report import decode, insert, kernel_report, topk
-from kernel.gfx950.report.loops import ROLES
-from kernel.gfx950.report.targets import check_targets
+from kernel.gfx950.report import decode, prefill, work
+from kernel.gfx950.report.prefill import ROLES, check_targets
 from tests.gfx950 import compiled
 from tests.gfx950.kernel_limits import LIMITS, assert_every_limit_bites, worse
 from tests.gfx950.prefill import scored
@@ -59,11 +56,11 @@ def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch)
     """A max without the flags that spare its operands a canonicalisation each."""
     from flydsl._mlir.dialects import arith
 
-    from kernel.backends.flydsl import device
+    from kernel.backends.flydsl import ops
 
-    monkeypatch.setattr(device, "max_f32", arith.maxnumf)
-    name = kernel_names.score_prefill(4)
-    found = worse(kernel_report.report_kernel(toolchain.assembly(name), name, 4).fields())
+    monkeypatch.setattr(ops, "max_f32", arith.maxnumf)
+    name = geometry.prefill_name(4)
+    found = worse(prefill.report_kernel(toolchain.assembly(name), name, 4).fields())
     assert any(line.startswith("unmasked: valu") for line in found)
     assert any(line.startswith("diagonal: valu") for line in found)
 
@@ -76,7 +73,7 @@ def test_the_report_is_of_the_kernel_that_is_launched(
 
     The order may differ in places: LLVM moves a few independent instructions from process to process.
     """
-    name = kernel_names.score_prefill(heads)
+    name = geometry.prefill_name(heads)
     reported = parse_program(compiled.assembly(name, tmp_path_factory)).kernels[name]
     scored(random_call([(5, 2)], heads))
     launched = simulated_device().launches[-1].report.kernel
@@ -140,12 +137,10 @@ def reported_before(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Te
     """The command uses what the session has compiled and analysed."""
     monkeypatch.setattr(toolchain, "assembly", lambda _name: "")
     monkeypatch.setattr(
-        kernel_report, "report_kernel", lambda _text, _name, heads: compiled.report(heads, tmp_path_factory)
+        prefill, "report_kernel", lambda _text, _name, heads: compiled.report(heads, tmp_path_factory)
     )
-    monkeypatch.setattr(topk, "report_topk", lambda _text, variant: compiled.work_report(variant))
-    monkeypatch.setattr(
-        insert, "report_insert", lambda _text, _name, key_type: compiled.work_report(key_type)
-    )
+    monkeypatch.setattr(work, "report_topk", lambda _text, variant: compiled.work_report(variant))
+    monkeypatch.setattr(work, "report_insert", lambda _text, _name, key_type: compiled.work_report(key_type))
     monkeypatch.setattr(
         decode,
         "report_decode",
@@ -166,7 +161,7 @@ def test_the_command_prints_the_fields(tmp_path_factory: pytest.TempPathFactory)
         for heads in SUPPORTED_HEADS
     ]
     expected += [compiled.work_report(kernel).fields() for kernel in (*VARIANTS, *KeyType)]
-    assert [kernel["name"] for kernel in printed["kernels"]] == list(kernel_names.every())
+    assert [kernel["name"] for kernel in printed["kernels"]] == list(geometry.kernel_names())
     for kernel, fields in zip(printed["kernels"], expected, strict=True):
         assert all(target["wanted"] for target in kernel.pop("targets"))
         assert kernel == fields
@@ -180,7 +175,7 @@ def test_the_command_is_legible_at_100_columns(monkeypatch: pytest.MonkeyPatch) 
     assert max(map(len, done.stdout.splitlines())) <= 110
     tables = [line for line in done.stdout.splitlines() if line.split()[:1] == ["unmasked"]]
     assert len(tables) == 2 * len(SUPPORTED_HEADS)
-    for name in kernel_names.every():
+    for name in geometry.kernel_names():
         assert len(re.findall(rf"^{name}( |$)", done.stdout, re.MULTILINE)) == 1
     assert "…" not in done.stdout
     assert " ".join(done.stdout.split()).endswith(HONESTY)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from kernel.gfx950 import Kernel, RunReport
-from kernel.gfx950.report.dynamic import InterpretedRun
-from kernel.gfx950.report.loops import ROLES, UnknownLoopsError, find_trips
+from kernel.gfx950.report.prefill import ROLES, InterpretedRun, UnknownLoopsError, find_trips
 from kernel.plan import WorkItem
 from tests.gfx950.assembly_kernel import kernel_of
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.gfx950.report.control_flow import natural_loops
 from kernel.gfx950.report.model import (
     UnknownRateError,
     count_classes,
     dma_bytes,
     lds_lane_bytes,
     model_clocks,
+    natural_loops,
+    waves_per_simd,
 )
-from kernel.gfx950.report.resources import waves_per_simd
 from tests.gfx950.assembly_kernel import kernel_of
 
 MFMA = "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[8:15], v[16:23], 0"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel.gfx950.report import replay
-from kernel.gfx950.report.replay import Replay, replay_steps
-from kernel.gfx950.report.timeline import Prediction, predict, utilisation_beside
+from kernel.gfx950.report import timeline
+from kernel.gfx950.report.timeline import Prediction, Replay, predict, replay_steps, utilisation_beside
 from tests.gfx950.assembly_kernel import kernel_of
 
 CLOSE = 0.03
@@ -69,8 +68,8 @@ def test_lds_serves_all_simds_at_128_bytes_a_clock() -> None:
 @pytest.mark.parametrize(
     ("access", "counter", "latency", "reason"),
     [
-        ("buffer_load_dword v100, v101, s[0:3], 0 offen", "vmcnt", replay.MEMORY_CLOCKS, "memory"),
-        ("s_load_dword s4, s[0:1], 0x0", "lgkmcnt", replay.SCALAR_LOAD_CLOCKS, "scalar load"),
+        ("buffer_load_dword v100, v101, s[0:3], 0 offen", "vmcnt", timeline.MEMORY_CLOCKS, "memory"),
+        ("s_load_dword s4, s[0:1], 0x0", "lgkmcnt", timeline.SCALAR_LOAD_CLOCKS, "scalar load"),
     ],
 )
 def test_a_wait_lasts_as_long_as_the_access(access: str, counter: str, latency: int, reason: str) -> None:
@@ -82,20 +81,20 @@ def test_a_wait_lasts_as_long_as_the_access(access: str, counter: str, latency: 
 def test_a_wait_for_all_but_the_newest_does_not_wait_for_it() -> None:
     """vmcnt(1) waits for the load of the trip before: two trips in the time of a load."""
     found = predicted(f"{mfma(0)}buffer_load_dword v100, v101, s[0:3], 0 offen\ns_waitcnt vmcnt(1)\n")
-    assert found.clocks == pytest.approx(replay.MEMORY_CLOCKS / 2, rel=0.2)
+    assert found.clocks == pytest.approx(timeline.MEMORY_CLOCKS / 2, rel=0.2)
     found = predicted(f"{mfma(0)}buffer_load_dword v100, v101, s[0:3], 0 offen\ns_waitcnt vmcnt(3)\n")
-    assert found.clocks == pytest.approx(replay.MEMORY_CLOCKS / 4, rel=0.2)
+    assert found.clocks == pytest.approx(timeline.MEMORY_CLOCKS / 4, rel=0.2)
 
 
 def test_a_barrier_waits_for_the_last_wave() -> None:
     found = predicted(mfma(0) + "s_nop 15\n" * 4 + "s_barrier\n")
-    assert found.clocks == pytest.approx(4 + 256 + replay.BARRIER_CLOCKS, rel=CLOSE)
+    assert found.clocks == pytest.approx(4 + 256 + timeline.BARRIER_CLOCKS, rel=CLOSE)
     steps = replay_steps(kernel_of("s_barrier\n"), range(1), {})
     alone = Replay((steps, steps), 0.0, 2, 5)
     alone.waves[2].time = 500.0  # a straggler of the first workgroup
     alone.run()
     second_trips = [wave.marks[1] for wave in alone.waves[:4]]
-    assert second_trips == [500 + 4 + replay.BARRIER_CLOCKS + 4] * 4
+    assert second_trips == [500 + 4 + timeline.BARRIER_CLOCKS + 4] * 4
     assert all(wave.marks[0] < 500 for wave in alone.waves[4:])
 
 

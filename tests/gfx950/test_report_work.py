@@ -6,10 +6,8 @@ import json
 
 import pytest
 
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
-from kernel.gfx950.report.work import WorkReport
-from kernel.gfx950.report.work_targets import check_work_targets
+from kernel.backends.flydsl.geometry import VARIANTS, KeyType, Variant
+from kernel.gfx950.report.work import WorkReport, check_work_targets
 from tests.gfx950 import compiled
 from tests.gfx950.kernel_limits import assert_every_limit_bites, worse
 

@@ -7,9 +7,8 @@ from functools import cache
 import pytest
 import torch
 
-from kernel.backends.flydsl.insert_launch import InsertLauncher
-from kernel.backends.flydsl.topk_launch import TopkLauncher
-from kernel.backends.flydsl.topk_variants import MAX_BLOCKS
+from kernel.backends.flydsl.geometry import MAX_BLOCKS
+from kernel.backends.flydsl.launch import InsertLauncher, TopkLauncher
 from kernel.errors import InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import simulated_device
 from tests.gfx950.prefill import group_maxima

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel.backends.flydsl.topk_variants import Variant
+from kernel.backends.flydsl.geometry import Variant
 from kernel.gfx950 import RunReport
 from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.test_topk import kernel_of

@@ -7,8 +7,8 @@ import torch
 
 from kernel.backends import registry
 from kernel.backends.base import Order
-from kernel.backends.flydsl import pieces as pieces_module
-from kernel.backends.flydsl.pieces import pieces
+from kernel.backends.flydsl import backend as pieces_module
+from kernel.backends.flydsl.backend import pieces
 from kernel.backends.reference import ReferenceBackend
 from tests.support.calls import RAGGED, random_call
 from tests.support.compare import assert_same_bits

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kernel.backends.flydsl import toolchain
-from kernel.backends.flydsl.topk_variants import CLASSES, VARIANTS, Variant, variant_for
+from kernel.backends.flydsl.geometry import CLASSES, VARIANTS, Variant, variant_for
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
 from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.topk_launch import TopkLaunch

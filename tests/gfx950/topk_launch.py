@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from kernel.backends.flydsl.topk_variants import THREADS, WAVES, Variant
+from kernel.backends.flydsl.geometry import THREADS, WAVES, Variant
 from kernel.gfx950 import Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from tests.gfx950.topk_rows import Row
 

@@ -11,9 +11,8 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer, Recorder, capture
 from indexer.case import Case, read_case
-from indexer.case_scorer import CaseScorer
-from indexer.recording.host import GATHER_BYTES
-from indexer.replay import load_case
+from indexer.recording.snapshot import GATHER_BYTES
+from indexer.replay import CaseScorer, load_case
 from indexer.verify import verify_case
 from kernel.errors import InvalidArgumentError
 from tests.support.call import Call

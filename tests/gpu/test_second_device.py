@@ -13,7 +13,7 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from indexer.case import encode_case
-from indexer.case_scorer import CaseScorer
+from indexer.replay import CaseScorer
 from indexer.wire import decode_reply
 from kernel.backends import registry
 from kernel.backends.base import Precision

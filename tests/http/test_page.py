@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from indexer.case import encode_case
-from server.routes.page import _HTML
+from server.routes import _HTML
 from tests.support.http_calls import binary, make_sequence, normals, random_case
 from tests.support.live_server import LiveServer
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from indexer.answer_errors import mismatched_rows, score_error
 from indexer.case import Case, encode_case, read_case
-from indexer.oracle import run_oracle, select
+from indexer.oracle import mismatched_rows, run_oracle, score_error, select
 from indexer.wire import decode_reply
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.reference import ReferenceBackend

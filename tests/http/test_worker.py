@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from starlette.types import Message
 
-from server.deadline import Deadline
 from server.problems import ProblemError
-from server.worker import Place, Worker
+from server.worker import Deadline, Place, Worker
 
 SOON = 30.0
 

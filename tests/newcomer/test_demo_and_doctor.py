@@ -90,7 +90,7 @@ def test_demo_of_a_wrong_result_is_1(wrong_case: Path, tmp_path: Path) -> None:
 
 
 def test_demo_without_matplotlib_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("matplotlib", "client.score_map"))]:
+    for name in [name for name in sys.modules if name.startswith(("matplotlib", "client.plots"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     result = call("demo", CUT, "--picture", tmp_path / "x.png")

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.report.html import picture
-from client.score_map import MAX_BLOCKS, MAX_QUERIES, ScoreMap, draw_score_map
+from client.plots import MAX_BLOCKS, MAX_QUERIES, ScoreMap, draw_score_map
+from client.report.page import picture
 from tests.support.command import call
 
 MAX_PAGE_BYTES = 2_000_000

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kernel.backends.base import SCORE_TOLERANCE, Precision
 from kernel.backends.reference import ReferenceBackend
-from kernel.backends.reference.scorer import score_bounds
+from kernel.backends.reference.backend import score_bounds
 from tests.support.call import Call
 
 

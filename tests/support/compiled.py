@@ -14,10 +14,10 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from kernel.backends.triton import dequantize, insert, score_decode, score_prefill, topk_few, topk_many
+from kernel.backends.triton import insert, prefill, topk, topk_many
+from kernel.backends.triton.hopper import decode as hopper_decode
 from kernel.backends.triton.hopper import insert as hopper_insert
-from kernel.backends.triton.hopper import score_decode as hopper_decode
-from kernel.backends.triton.hopper import score_prefill as hopper_prefill
+from kernel.backends.triton.hopper import prefill as hopper_prefill
 
 POINTERS = {
     "q_ptr": "*u8",
@@ -63,17 +63,17 @@ def compile_all(name: str) -> None:
     ptx = name == HOPPER
     for exact in (True, False) if ptx else (True,):
         keys = {"keys_ptr": "*fp16" if exact else "*u8"}
-        compile_kernel(dequantize._dequantize_kernel, target, {"EXACT": exact, "PTX": ptx}, keys)
+        compile_kernel(prefill._dequantize_kernel, target, {"EXACT": exact, "PTX": ptx}, keys)
         score = {"SPLITS": 2, "H": 4, "GROUPED": True, "EXACT": exact, "STAGES": 2}
-        decode = {"H": 1, "N": 16, "BATCH": 32, "GROUPED": True, "EXACT": exact, "STAGES": 2}
-        compile_kernel(score_prefill._score_kernel, target, score | {"PTX": ptx}, keys, 8)
-        compile_kernel(score_decode._decode_kernel, target, decode | {"PTX": ptx}, {})
+        of_decode = {"H": 1, "N": 16, "BATCH": 32, "GROUPED": True, "EXACT": exact, "STAGES": 2}
+        compile_kernel(prefill._score_kernel, target, score | {"PTX": ptx}, keys, 8)
+        compile_kernel(decode._decode_kernel, target, of_decode | {"PTX": ptx}, {})
         if ptx:
             element = gl.float16 if exact else gl.float8e4nv
             layout = gl.NVMMASharedLayout.get_default_for([256, 128], element)
             descriptor = f"tensordesc<{'fp16' if exact else 'fp8e4nv'}[256,128],{layout!r}>"
             compile_kernel(hopper_prefill.score_kernel, target, score, {"keys_desc": descriptor})
-            compile_kernel(hopper_decode.decode_kernel, target, decode, {})
+            compile_kernel(hopper_decode.decode_kernel, target, of_decode, {})
     compile_kernel(insert._insert_kernel, target, {"KEYS": 64, "PTX": cuda}, {"keys_ptr": "*bf16"})
     if ptx:
         keys = {"keys_ptr": "*bf16"}
@@ -81,7 +81,7 @@ def compile_all(name: str) -> None:
     compile_kernel(topk_many.maxima_kernel, target, {"ROWS": 32, "GROUPS": 16}, {}, 8)
     rows = {"H": 4, "BY_BLOCK": False, "GROUPED": True}
     few = rows | {"BATCH": 32, "GROUPS": 256, "PARTS": 64, "PLACES": 16, "LISTED": 64, "PDL": ptx}
-    compile_kernel(topk_few.few_rows_kernel, target, few, {})
+    compile_kernel(topk.few_rows_kernel, target, few, {})
     many = rows | {"PADDED": True, "ROWS": 32}
     compile_kernel(topk_many.many_rows_kernel, target, many, {}, 1)
 

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.case import Case, EngineOrder
-from indexer.case.part import parts
+from indexer.case.case import parts
 from indexer.explain import MAX_FINDINGS, EngineVerdict
-from indexer.explain.name_causes import Naming
-from indexer.explain.tally import Tally
+from indexer.explain.engine import Naming, Tally
 from indexer.oracle import run_oracle
 from kernel.backends.base import SCORE_TOLERANCE
 from tests.support.faulty_engine import Engine, engine_case

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.allocator import PageAllocator
+from indexer.cache import PageAllocator
 from kernel.errors import IndexerError, OutOfPagesError
 
 

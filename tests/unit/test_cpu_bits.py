@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernel.backends.base import Order
-from kernel.backends.cpu import CpuBackend, gemm, score, topk
+from kernel.backends.cpu import CpuBackend, score, topk
 from tests.support.call import Call, cumulative
 from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits, assert_within_bounds
@@ -81,7 +81,7 @@ def test_chunks_and_groups(cpu: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> 
     call = random_call(LENGTHS, values="inexact").forcing(1, 2)
     scores = scores_of(cpu, call)
     monkeypatch.setattr(score, "CHUNK_ROWS", 52)
-    monkeypatch.setattr(gemm, "MAX_GROUP_BLOCKS", 5)
+    monkeypatch.setattr(score, "MAX_GROUP_BLOCKS", 5)
     assert_same_bits(scores_of(CpuBackend(), call), scores)
 
 
@@ -110,13 +110,13 @@ def test_select_is_score_then_topk(
 
 def test_float64_where_float32_tiles_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every float64 sum is exact, so the scores are the oracle's after rounding to float32, all bits."""
-    monkeypatch.setattr(gemm, "_agrees", lambda *_: False)
-    gemm.agreeing_shapes.cache_clear()
+    monkeypatch.setattr(score, "_agrees", lambda *_: False)
+    score.agreeing_shapes.cache_clear()
     try:
         fallback = CpuBackend()
-        assert gemm.agreeing_shapes()[0] == torch.float64
+        assert score.agreeing_shapes()[0] == torch.float64
     finally:
-        gemm.agreeing_shapes.cache_clear()
+        score.agreeing_shapes.cache_clear()
     call = random_call(LENGTHS[1:], values="inexact").forcing(0, 1)
     exact = scores_of(fallback, call)
     assert_within_bounds(exact, call, "exact")
@@ -128,17 +128,17 @@ def test_float64_where_float32_tiles_disagree(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_narrow_width_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    agrees = gemm._agrees
+    agrees = score._agrees
 
     def only_wide(keys: torch.Tensor, queries: torch.Tensor, product: torch.Tensor) -> bool:
         return queries.shape[0] >= 128 and agrees(keys, queries, product)
 
-    monkeypatch.setattr(gemm, "_agrees", only_wide)
-    gemm.agreeing_shapes.cache_clear()
+    monkeypatch.setattr(score, "_agrees", only_wide)
+    score.agreeing_shapes.cache_clear()
     try:
-        tiles = gemm.RowTiles()
+        tiles = score.RowTiles()
     finally:
-        gemm.agreeing_shapes.cache_clear()
+        score.agreeing_shapes.cache_clear()
     assert min(tiles.widths) >= 128
     queries = torch.zeros(3, 128).to(torch.float8_e4m3fn)
     assert [tile.queries.shape[1] for tile in tiles.split(queries, 0, 1)] == [min(tiles.widths)]

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel.backends import cpu
 from kernel.backends.base import Precision
-from kernel.backends.cpu import CpuBackend, gemm
+from kernel.backends.cpu import CpuBackend, score
 from kernel.checks import checked_batch
 from kernel.contract import PAGE_BYTES
 from kernel.errors import InvalidArgumentError
@@ -73,10 +73,14 @@ def test_select_memory_does_not_grow_with_the_queries() -> None:
 def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first prefill of 2,048 tokens: about half of the blocks, counted in tokens times rows."""
     multiplied = 0
-    write = gemm.TileMaxima.write
+    write = score.TileMaxima.write
 
     def counting(
-        self: gemm.TileMaxima, tile: gemm.RowTile, keys: torch.Tensor, first_position: int, out: torch.Tensor
+        self: score.TileMaxima,
+        tile: score.RowTile,
+        keys: torch.Tensor,
+        first_position: int,
+        out: torch.Tensor,
     ) -> None:
         nonlocal multiplied
         multiplied += keys.shape[0] * tile.queries.shape[1]
@@ -84,7 +88,7 @@ def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyP
         assert first_position + keys.shape[0] - 128 <= tile.last_position
         write(self, tile, keys, first_position, out)
 
-    monkeypatch.setattr(gemm.TileMaxima, "write", counting)
+    monkeypatch.setattr(score.TileMaxima, "write", counting)
     call = long_call(16, 2048)
     scores_of(CpuBackend(), call)
     visible = int(call.batch().num_blocks_per_query().sum()) * 128 * 4

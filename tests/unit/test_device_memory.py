@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from indexer.device_memory import memory_bytes
+from indexer.cache import memory_bytes
 
 HOST = torch.device("cpu")
 
@@ -24,6 +24,6 @@ def test_a_container_s_limit_counts(
     limit = tmp_path / "memory.max"
     if text is not None:
         limit.write_text(text)
-    monkeypatch.setattr("indexer.device_memory._CONTAINER_LIMITS", (limit,))
+    monkeypatch.setattr("indexer.cache._CONTAINER_LIMITS", (limit,))
     assert (memory_bytes(HOST) == 12345) == limited
     assert limited or memory_bytes(HOST) == psutil.virtual_memory().total

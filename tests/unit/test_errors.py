@@ -13,7 +13,7 @@ import pytest
 
 import client.errors  # noqa: F401
 import kernel.gfx950.hip
-import kernel.gfx950.report.kernel_report  # noqa: F401  so that their classes are walked
+import kernel.gfx950.report.prefill  # noqa: F401  so that their classes are walked
 from indexer import IndexerConfig
 from kernel.errors import (
     ArgumentError,

@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from client.engine_report import print_engine
-from client.report.engine import engine_section
+from client.report.page import engine_section
 from indexer.case import Case
-from indexer.explain.evidence import Evidence, gather_evidence
-from indexer.explain.hypothesis import Hypothesis
-from indexer.explain.match import match
-from indexer.explain.name_causes import name_causes
-from indexer.explain.prediction import Prediction, by_contract, by_scores
-from indexer.explain.replica import score
+from indexer.explain.engine import name_causes
+from indexer.explain.evidence import (
+    Evidence,
+    Prediction,
+    by_scores,
+    gather_evidence,
+    prediction_by_contract,
+    score,
+)
+from indexer.explain.match import Hypothesis, match
 from kernel.backends.base import SCORE_TOLERANCE
 from tests.support.faulty_engine import Engine, engine_case
 from tests.support.planted.fault import ALL, BOTH, ONLY_IDS, ONLY_SCORES, explained, only, planted
@@ -153,8 +157,8 @@ def test_a_fault_without_effect_explains_nothing(monkeypatch: pytest.MonkeyPatch
     """Rows that a judge calls faulty but the contract gives are no fault's."""
     naming = name_causes(all_faulty(Engine(NothingForced.made()).run()))
     assert (naming.causes, naming.candidates) == ((), ())
-    no_effect = Hypothesis("nothing is wrong", "none", "", by_contract)
-    monkeypatch.setattr("indexer.explain.name_causes.hypotheses", lambda _evidence, _narrow: [no_effect])
+    no_effect = Hypothesis("nothing is wrong", "none", "", prediction_by_contract)
+    monkeypatch.setattr("indexer.explain.engine.hypotheses", lambda _evidence, _narrow: [no_effect])
     naming = name_causes(all_faulty(planted(NothingForced)))
     assert (naming.causes, naming.candidates) == ((), ())
 
@@ -183,7 +187,7 @@ def test_one_exchanged_block_names_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         return by_scores(replace(right, scores=scores))
 
     chance = Hypothesis("by chance", "none", "", lowers_that_block)
-    monkeypatch.setattr("indexer.explain.name_causes.hypotheses", lambda _evidence, _narrow: [chance])
+    monkeypatch.setattr("indexer.explain.engine.hypotheses", lambda _evidence, _narrow: [chance])
     verdict = explained(changed(change, ONLY_IDS))
     assert verdict.fault_rows == 1
     assert verdict.causes == ()
@@ -200,7 +204,7 @@ def test_ids_in_another_order_are_not_given() -> None:
         ids = case.engine.block_ids[:, :, ::-1] if turned else case.engine.block_ids
         engine = dataclasses.replace(case.engine, block_ids=ids.copy(), order=order)  # type: ignore[arg-type]
         evidence = gather_evidence(dataclasses.replace(case, engine=engine), grades, 3, 2.0**-16)
-        assert match(by_contract(evidence), evidence).rows.all() == given
+        assert match(prediction_by_contract(evidence), evidence).rows.all() == given
 
 
 def test_what_there_was_no_time_for_is_named() -> None:

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from client.engine_report import print_engine
-from client.report.engine import engine_section
-from indexer.explain.differences import FAULT, RIGHT
-from indexer.explain.parts_at_fault import parts_at_fault
+from client.report.page import engine_section
+from indexer.explain.findings import parts_at_fault
+from indexer.explain.verdict import FAULT, RIGHT
 from tests.support.faulty_engine import engine_case
 from tests.support.planted.fault import ALL, explained, planted
 from tests.support.planted.parts import InOneHead

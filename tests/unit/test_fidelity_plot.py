@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from client.fidelity_plot import draw_fidelity, draw_layers
-from indexer.key_fidelity import CaseFidelity, case_fidelity
+from client.plots import draw_fidelity, draw_layers
+from indexer.fidelity import CaseFidelity, case_fidelity
 from indexer.made_cases import Shape, make_case
 
 

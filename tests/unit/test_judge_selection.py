@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from indexer.case import Case
-from indexer.explain.engine_verdict import Finding
+from indexer.explain.verdict import Finding
 from indexer.verify import verify_case
 from tests.support.faulty_engine import Engine
 from tests.support.judged import TOPK, judged, recorded, right_case, with_result

@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from indexer import key_fidelity, row_fidelity
+from indexer import fidelity
 from indexer.case import Case, EngineRecord, read_case
-from indexer.fidelity import block_scores, with_sentinels
-from indexer.key_fidelity import case_fidelity
+from indexer.fidelity import block_scores, case_fidelity, with_sentinels
 from indexer.made_cases import Shape, make_case
 from indexer.oracle import select
 from kernel.errors import InvalidArgumentError
@@ -125,14 +124,14 @@ def test_a_large_call_is_compared_in_parts(max_cells: int, monkeypatch: pytest.M
     case = dataclasses.replace(case, engine=EngineRecord(block_ids=ids, layer=3))
     whole = case_fidelity(case, "whole", "cpu")
     calls = []
-    measure = row_fidelity.measure_rows
+    measure = fidelity.measure_rows
 
-    def counted(part: Case, backend: str) -> row_fidelity.RowFidelity:
+    def counted(part: Case, backend: str) -> fidelity.RowFidelity:
         calls.append(part.rows * part.num_score_blocks)
         return measure(part, backend)
 
-    monkeypatch.setattr(key_fidelity, "MAX_CELLS", max_cells)
-    monkeypatch.setattr(key_fidelity, "measure_rows", counted)
+    monkeypatch.setattr(fidelity, "MAX_CELLS", max_cells)
+    monkeypatch.setattr(fidelity, "measure_rows", counted)
     found = case_fidelity(case, "parts", "cpu")
     assert len(calls) > 6
     assert max(calls) <= max(max_cells, 2 * 30)

@@ -29,7 +29,7 @@ def test_bytes_do_not_depend_on_the_parts_that_numbers_are_made_in(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = encode_case(make_case(kind, SMALL, 7))
-    monkeypatch.setattr("indexer.made_cases.stream.PART", 1280)
+    monkeypatch.setattr("indexer.made_cases.PART", 1280)
     assert encode_case(make_case(kind, SMALL, 7)) == whole
 
 

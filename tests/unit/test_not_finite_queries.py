@@ -11,10 +11,9 @@ import pytest
 
 import indexer.verify
 from indexer.case import Case, read_case
-from indexer.explain.differences import FAULT, RIGHT, UNJUDGED
 from indexer.explain.evidence import gather_evidence
-from indexer.finite_queries import NotFiniteRow
-from indexer.verify import verify_case
+from indexer.explain.verdict import FAULT, RIGHT, UNJUDGED
+from indexer.verify import NotFiniteRow, verify_case
 from tests.support.judged import TOPK, recorded, right_case, with_result
 from tests.support.raw_case import small_case
 from tests.support.real_cases import CUT

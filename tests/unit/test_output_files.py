@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from client.output_file import check_output, write_output
-from indexer.case.atomic import write_atomically
+from client.output import check_output, write_output
+from indexer.case.codec import write_atomically
 from kernel.errors import InvalidArgumentError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer.made_cases import Shape, make_case
-from indexer.plan_balance import plan_balance
+from indexer.profile import plan_balance
 
 
 def test_a_decode_call_has_no_prefill_plan() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from indexer import IndexerConfig
 from indexer.distributed import DistributedIndexScorer
-from indexer.distributed.agreement import Agreement
+from indexer.distributed.ranks import Agreement
 from kernel.errors import RankDisagreementError
 from tests.support.thread_ranks import thread_ranks_of
 

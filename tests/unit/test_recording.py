@@ -15,7 +15,7 @@ import torch
 
 from indexer import Recorder, capture
 from indexer.case import Case, read_case
-from indexer.recording.pages_in_use import wrapped_page_ids
+from indexer.recording.snapshot import wrapped_page_ids
 from indexer.replay import load_case
 from kernel.errors import InvalidArgumentError
 from tests.support.call import Call
@@ -323,7 +323,7 @@ def test_pages_are_gathered_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.
         return select(pages, axis, ids)
 
     monkeypatch.setattr(torch.Tensor, "index_select", counted)
-    monkeypatch.setattr("indexer.recording.host.GATHER_BYTES", 3 * 9216)
+    monkeypatch.setattr("indexer.recording.snapshot.GATHER_BYTES", 3 * 9216)
     capture(tmp_path / "b", **engine_call(call))
     assert max(taken) == 3 * 9216
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()

@@ -13,7 +13,7 @@ from indexer.case import Case, decode_case, encode_case, read_case
 from indexer.case.container import Array
 from indexer.oracle import run_oracle
 from indexer.replay import as_tensor, flop, load_case
-from indexer.selftest import selftest_case
+from indexer.verify import selftest_case
 from kernel.errors import InvalidArgumentError
 from tests.support.raw_case import paged_case, small_case
 from tests.support.real_cases import CODE, CUT

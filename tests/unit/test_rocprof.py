@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from indexer.rocprof import read_rocprof, rocprof_command
+from client.rocprof import read_rocprof, rocprof_command
 from kernel.errors import InvalidArgumentError
 
 TRACE = (

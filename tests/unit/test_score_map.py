@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from client.score_map import MAX_BLOCKS, MAX_QUERIES, _draw_map, _edges, _title, draw_score_map, score_map
+from client.plots import MAX_BLOCKS, MAX_QUERIES, _draw_map, _edges, _title, draw_score_map, score_map
 from indexer.case import Case, read_case
 from kernel.batch import LOCAL_SCORE
 from tests.support.real_cases import CODE, CUT

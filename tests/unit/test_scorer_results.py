@@ -76,16 +76,16 @@ def test_scores_that_do_not_fit_are_refused_with_the_remedy(
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     if known_beforehand:
-        monkeypatch.setattr("indexer.score_buffer.memory_bytes", lambda _: 4 * 4 * 3 * 6 - 1)
+        monkeypatch.setattr("indexer.pipeline.memory_bytes", lambda _: 4 * 4 * 3 * 6 - 1)
     else:
-        monkeypatch.setattr("indexer.score_buffer.torch.empty", no_memory)
+        monkeypatch.setattr("indexer.pipeline.torch.empty", no_memory)
     message = (
         r"return_scores = True: scores \[4, 3, 6\] take 288 bytes, which cpu does not have; pass return_sc"
     )
     with pytest.raises(InvalidArgumentError, match=message):
         scorer.score(q, [seq])
     monkeypatch.undo()
-    monkeypatch.setattr("indexer.score_buffer.memory_bytes", lambda _: 4 * 4 * 3 * 6)
+    monkeypatch.setattr("indexer.pipeline.memory_bytes", lambda _: 4 * 4 * 3 * 6)
     assert_same_bits(scorer.score(q, [seq]).block_ids, ids)
     assert_same_bits(scorer.score(q, [seq], return_scores=False).block_ids, ids)
 

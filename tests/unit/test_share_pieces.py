@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from indexer.distributed.share import HeldRequest, ShareScorer
-from indexer.distributed.stripe import Stripe
-from indexer.score_call import ScoreCall
+from indexer.distributed.share import HeldRequest, ShareScorer, Stripe
+from indexer.scorer import ScoreCall
 from kernel.backends import registry
 from kernel.batch import Request
 from kernel.nvfp4 import build_lut

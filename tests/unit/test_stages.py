@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from indexer.stages import StageTimes
+from indexer.pipeline import StageTimes
 
 
 def test_parts_of_a_stage_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([1.0, 3.0, 10.0, 11.0, 20.0, 24.0])
-    monkeypatch.setattr("indexer.stages.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("indexer.pipeline.time.perf_counter", lambda: next(clock))
     times = StageTimes(torch.device("cpu"))
     for name in ("check", "score", "check"):
         with times.stage(name):
@@ -41,8 +41,8 @@ def test_a_gpu_s_events_are_read_when_asked_for(monkeypatch: pytest.MonkeyPatch)
         def elapsed_time(self, end: Event) -> float:
             return 1000.0 * (end.name - self.name) + self.name
 
-    monkeypatch.setattr("indexer.stages.torch.cuda.Event", Event)
-    monkeypatch.setattr("indexer.stages.torch.cuda.current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr("indexer.pipeline.torch.cuda.Event", Event)
+    monkeypatch.setattr("indexer.pipeline.torch.cuda.current_stream", lambda device: f"stream of {device}")
     times = StageTimes(torch.device("cuda:1"))
     for name in ("score", "topk", "score"):
         with times.stage(name):

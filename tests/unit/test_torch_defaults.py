@@ -13,9 +13,8 @@ import torch
 from indexer import IndexerConfig, IndexScorer
 from indexer.fidelity import selection_recall, unquantised_scores
 from indexer.replay import as_tensor, load_case
-from indexer.selftest import selftest_case
-from indexer.verify import verify_case
-from kernel.backends.cpu import gemm, keys
+from indexer.verify import selftest_case, verify_case
+from kernel.backends.cpu import score
 from tests.support.compare import assert_same_bits
 from tests.support.process import printed_by
 from tests.support.real_cases import ROOT
@@ -89,8 +88,8 @@ def forget_tables() -> Iterator[Callable[[], None]]:
     """Has the cpu backend build its tables anew, now and after the test."""
 
     def forget() -> None:
-        gemm.agreeing_shapes.cache_clear()
-        keys.build_pair_table.cache_clear()
+        score.agreeing_shapes.cache_clear()
+        score.build_pair_table.cache_clear()
 
     yield forget
     forget()

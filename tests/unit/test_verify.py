@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from indexer.answer_errors import mismatched_rows, score_error
 from indexer.case import Case, read_case
-from indexer.oracle import WRONG_CELL_ERROR, OracleResult, run_oracle, select
-from indexer.selftest import run_selftest, selftest_case
-from indexer.verify import Verification, verify_case
+from indexer.oracle import WRONG_CELL_ERROR, OracleResult, mismatched_rows, run_oracle, score_error, select
+from indexer.verify import Verification, run_selftest, selftest_case, verify_case
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.registry import BACKEND_NAMES, status
 from tests.support.command import VERIFY_KEYS

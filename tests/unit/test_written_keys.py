@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.case import Case, EngineRecord
-from indexer.explain.written import check_written
+from indexer.explain.engine import check_written
 from kernel.backends.reference import ReferenceBackend
 from tests.support.faulty_engine import engine_case
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 
 from kernel.backends.base import Backend, Precision
-from kernel.backends.flydsl.rocm import RocmDevice
-from kernel.backends.flydsl.runtime import preflight
+from kernel.backends.flydsl.runtime import RocmDevice, preflight
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 __all__ = ["check_precision", "create", "probe"]
@@ -17,10 +16,10 @@ __all__ = ["check_precision", "create", "probe"]
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and why."""
-    from kernel.backends.flydsl import decode_layout, kernel_cache, kernel_library, toolchain
+    from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, toolchain
 
     try:
-        decode_layout.chosen()
+        geometry.chosen_layout()
         device = RocmDevice(torch.device("cuda"))
         library = kernel_library.chosen()
         if library is not None:

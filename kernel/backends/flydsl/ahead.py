@@ -11,7 +11,7 @@ import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl.compiler.jit_function import _disk_cache_key
 
-from kernel.backends.flydsl import compiler_errors, kernel_cache
+from kernel.backends.flydsl import kernel_cache
 from kernel.errors import DeviceUnavailableError
 
 
@@ -34,7 +34,7 @@ def compile_ahead(
         DeviceUnavailableError: the cache or the folder cannot be written.
     """
     arguments = (*numbers, fx.Stream(None))
-    with kernel_cache.compiling(name), compiler_errors.raised(name):
+    with kernel_cache.compiling(name), kernel_cache.raised(name):
         flyc.compile(launch, *arguments)
     jit: Any = launch
     if objects is None and jit.cache_manager is not None:

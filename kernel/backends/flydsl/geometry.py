@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, HEAD_DIM
-from kernel.plan import TILE_ROWS
+import os
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import torch
+
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, HEAD_DIM, SUPPORTED_HEADS
+from kernel.errors import DeviceUnavailableError
+from kernel.plan import MAXIMA_BLOCKS, TILE_ROWS
 
 LANES = 64
 """Lanes of a wave."""
@@ -40,3 +48,151 @@ LUT_ENTRIES = 256
 LUT_ENTRY_BYTES = 8
 LUT_AT = 2 * SLOT_BYTES
 LDS_BYTES = LUT_AT + LUT_ENTRIES * LUT_ENTRY_BYTES
+
+
+# Where the decode scorer's pages are on their way, and which of the two a process uses. Needs no FlyDSL.
+#
+# The scores are the same bits. Which is faster only a benchmark on the device can tell:
+# NVFP4_INDEXER_DECODE_LAYOUT takes its answer.
+
+Layout = Literal["registers", "staged"]
+"""In registers, or in LDS by DMA."""
+LAYOUTS: tuple[Layout, ...] = ("registers", "staged")
+DEFAULT_LAYOUT: Layout = "registers"
+VARIABLE = "NVFP4_INDEXER_DECODE_LAYOUT"
+
+
+def chosen_layout() -> Layout:
+    """The layout that the environment names, else the default.
+
+    Raises:
+        DeviceUnavailableError: it names another one.
+    """
+    named = os.environ.get(VARIABLE) or DEFAULT_LAYOUT
+    for layout in LAYOUTS:
+        if named == layout:
+            return layout
+    raise DeviceUnavailableError(
+        f"{VARIABLE}={named} is no layout of the decode scorer", f"use {' or '.join(LAYOUTS)}, or unset it"
+    )
+
+
+# Types of keys, each with an insert kernel of its own. Needs no FlyDSL.
+
+
+class KeyType(Enum):
+    """Types that keys may have."""
+
+    BFLOAT16 = "bf16"
+    FLOAT16 = "fp16"
+    FLOAT32 = "fp32"
+
+    @staticmethod
+    def of(dtype: torch.dtype) -> KeyType:
+        """The type of a tensor's values."""
+        return {
+            torch.bfloat16: KeyType.BFLOAT16,
+            torch.float16: KeyType.FLOAT16,
+            torch.float32: KeyType.FLOAT32,
+        }[dtype]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one value."""
+        return 4 if self is KeyType.FLOAT32 else 2
+
+
+# Which top-k kernels there are, and which one a call takes. Needs no FlyDSL.
+
+NO_GROUP = 1 << 25
+"""A group past every row: the 32-bit byte offset of its columns lies behind any row's end."""
+MAX_BLOCKS = (NO_GROUP - 16) * MAXIMA_BLOCKS
+"""Blocks of a row at most, 2 GiB of scores."""
+CLASSES = (16, 32, 64)
+"""A kernel selects the best 16, 32 or 64; the first ``k`` of them are given out."""
+_SHORT_ROWS = 4
+"""Rows that a wave takes one after the other, where they are short: what is a lane's is computed once."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One compiled kernel.
+
+    Attributes:
+        best: class of k: 16, 32 or 64.
+        most_groups: groups of a row at most, all of them in registers at once; 0 for rows of any length; None
+            where a row is selected from its scores alone.
+    """
+
+    best: int
+    most_groups: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The kernel's symbol."""
+        if self.most_groups is None:
+            return f"topk_scan_k{self.best}"
+        blocks = f"_b{self.most_groups * MAXIMA_BLOCKS}" if self.most_groups else ""
+        return f"topk_group_k{self.best}{blocks}"
+
+    @property
+    def rows_per_wave(self) -> int:
+        """Rows that a wave selects one after the other."""
+        return 1 if self.most_groups is None else _SHORT_ROWS
+
+
+VARIANTS = (
+    *(Variant(best) for best in CLASSES),
+    *(Variant(best, 0) for best in CLASSES),
+    *(Variant(CLASSES[0], groups) for groups in (LANES, 2 * LANES, 4 * LANES, 8 * LANES)),
+)
+"""Every kernel."""
+
+
+def variant_for(k: int, num_blocks: int, grouped: bool) -> Variant:
+    """The kernel for ``k`` ids of rows of ``num_blocks`` blocks at most."""
+    best = next(best for best in CLASSES if k <= best)
+    fitting = [
+        one
+        for one in VARIANTS
+        if one.best == best
+        and (one.most_groups is not None) == grouped
+        and (not one.most_groups or num_blocks <= one.most_groups * MAXIMA_BLOCKS)
+    ]
+    return min(fitting, key=lambda one: one.most_groups or NO_GROUP)
+
+
+# Symbols of the kernels, by what tells them apart; top-k's are in ``Variant.name``. Needs no FlyDSL.
+
+
+def prefill_name(heads: int) -> str:
+    """Of the prefill scorer for ``heads`` index heads."""
+    return f"score_prefill_h{heads}"
+
+
+def decode_name(heads: int, layout: Layout = DEFAULT_LAYOUT) -> str:
+    """Of the decode scorer for ``heads`` index heads and a layout of pages on their way."""
+    return f"score_decode_h{heads}" + ("" if layout == DEFAULT_LAYOUT else f"_{layout}")
+
+
+def insert_name(key_type: KeyType) -> str:
+    """Of the insert kernel for keys of a type."""
+    return f"insert_{key_type.value}"
+
+
+def kernel_names() -> tuple[str, ...]:
+    """Of every kernel."""
+    return (
+        *map(prefill_name, SUPPORTED_HEADS),
+        *(decode_name(heads, layout) for layout in LAYOUTS for heads in SUPPORTED_HEADS),
+        *(variant.name for variant in VARIANTS),
+        *map(insert_name, KeyType),
+    )
+
+
+# The insert kernels' division of work. Needs no FlyDSL.
+
+INSERT_GEOMETRY_THREADS = 256
+KEYS_PER_WORKGROUP = INSERT_GEOMETRY_THREADS // GROUPS
+LOAD_BYTES = 16
+"""Keys are loaded in pieces of so many bytes, aligned to them."""

@@ -2,14 +2,112 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
 import torch
 
-from kernel.backends.flydsl import kernel_names
-from kernel.backends.flydsl.compiled import Launch, kernels_on
-from kernel.backends.flydsl.runtime import Device
-from kernel.batch import ScoreBatch
-from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, launches
-from kernel.plan_cache import PlanCache
+from kernel.backends.base import Order
+from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, toolchain
+from kernel.backends.flydsl.geometry import (
+    DEFAULT_LAYOUT,
+    KEYS_PER_WORKGROUP,
+    LOAD_BYTES,
+    MAX_BLOCKS,
+    WAVES,
+    KeyType,
+    Layout,
+    Variant,
+    variant_for,
+)
+from kernel.backends.flydsl.kernel_library import LibraryKernels
+from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.batch import Request, ScoreBatch
+from kernel.contract import BLOCK_TOKENS
+from kernel.errors import InvalidArgumentError
+from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, PlanCache, launches
+
+# The kernels of one launcher: the kernel library's, else compiled at their first launch.
+
+Launch = Callable[..., None]
+"""A kernel's launch: its arguments in order, the stream last as ``fx.Stream``."""
+Key = TypeVar("Key", bound=Hashable)
+_Key = TypeVar("_Key", bound=Hashable, contravariant=True)
+
+
+class Kernels(Protocol[_Key]):
+    """Kernels by what tells them apart, on one device; may be used from several threads."""
+
+    def launch(self, key: _Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
+        """Launch; asynchronous on a GPU.
+
+        Args:
+            key: which kernel.
+            tensors: every tensor whose address the launch is given.
+            arguments: the launch's, without the stream.
+
+        Raises:
+            LaunchError: a HIP call failed; outputs are undefined.
+            CompileError: the compiler refused the kernel.
+            DeviceUnavailableError: there is no such kernel, and it may not be compiled here.
+        """
+        ...
+
+
+def kernels_on(device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> Kernels[Key]:
+    """The kernels of a launcher on a device.
+
+    Args:
+        device: where launches go.
+        name_of: a kernel's symbol by its key.
+        build: FlyDSL's launcher of a kernel by its key; called, and FlyDSL imported, only where it is to be
+            compiled.
+
+    Raises:
+        DeviceUnavailableError: what is missing there, or for compiling; or the kernel library is unfit.
+    """
+    path = kernel_library.chosen()
+    if path is None:
+        return CompiledKernels(device, name_of, build)
+    return LibraryKernels(device, kernel_library.load(path, device), name_of)
+
+
+class CompiledKernels(Generic[Key]):
+    """Kernels that FlyDSL compiles, or loads from its cache; see :class:`Kernels`.
+
+    Each belongs to the GPU that it was first launched on.
+    """
+
+    def __init__(self, device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> None:
+        toolchain.prepare()
+        kernel_cache.prepare()
+        preflight(device)
+        self._device, self._name_of, self._build = device, name_of, build
+        self._kernels: dict[Key, Launch] = {}
+        self._compiling = threading.Lock()
+
+    def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
+        """Launch, and compile first where this is the first time."""
+        import flydsl.expr as fx
+
+        with launching(self._device, tensors) as stream:
+            kernel = self._kernels.get(key)
+            if kernel is None:
+                with self._compiling:
+                    kernel = self._kernels.get(key)
+                    if kernel is None:
+                        import flydsl.compiler as flyc
+
+                        name = self._name_of(key)
+                        with kernel_cache.compiling(name), kernel_cache.raised(name):
+                            # launches, and returns the same launch without tracing
+                            self._kernels[key] = flyc.compile(self._build(key), *arguments, fx.Stream(stream))
+                        return
+            kernel(*arguments, fx.Stream(stream))
+
 
 _WORKGROUPS_PER_COMPUTE_UNIT = 2
 _OPERAND_ALIGNMENT = 16
@@ -30,7 +128,7 @@ class PrefillLauncher:
     """
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, kernel_names.score_prefill, _build)
+        self._kernels = kernels_on(device, geometry.prefill_name, _build)
         self._device = device
         self._plans = PlanCache()
 
@@ -77,9 +175,9 @@ class PrefillLauncher:
 
 
 def _build(heads: int) -> Launch:
-    from kernel.backends.flydsl import score_prefill
+    from kernel.backends.flydsl import prefill
 
-    return score_prefill.build(heads)
+    return prefill.build(heads)
 
 
 def operand_arguments(
@@ -110,3 +208,311 @@ def operand_arguments(
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy that starts where the kernels' loads of operands may."""
     return tensor if tensor.data_ptr() % _OPERAND_ALIGNMENT == 0 else tensor.clone()
+
+
+# Launching the decode scorer. Its grid and arguments depend on shapes only, never on what lengths hold.
+
+MAX_ROWS = 16
+"""Query rows (``query_len * H``) of a request that the kernel scores; requests of more are prefill."""
+_WAVES = 4
+_INT32 = 2**31
+
+
+def by_rows(batch: ScoreBatch) -> tuple[ScoreBatch, ScoreBatch]:
+    """The requests of at most ``MAX_ROWS`` query rows, those of more; none without queries."""
+    most = MAX_ROWS // batch.num_heads
+    few = batch.subset(request for request in batch.requests if 0 < request.query_len <= most)
+    return few, batch.subset(request for request in batch.requests if request.query_len > most)
+
+
+@dataclass(frozen=True)
+class DeviceRequests:
+    """The requests of a launch as the kernel reads them: four contiguous ``[batch]`` int32 tensors on the
+    device.
+
+    Attributes:
+        table_rows: the request's row in the block table.
+        query_starts: its first query token in ``q``.
+        query_ends: the token after its last; a request without queries pads the batch.
+        seq_lens: its keys; a request without keys pads the batch.
+    """
+
+    table_rows: torch.Tensor
+    query_starts: torch.Tensor
+    query_ends: torch.Tensor
+    seq_lens: torch.Tensor
+
+    @staticmethod
+    def of(requests: Sequence[Request], device: torch.device) -> DeviceRequests:
+        """Bring requests to the device."""
+        rows = [(r.table_row, r.query_start, r.query_start + r.query_len, r.seq_len) for r in requests]
+        return DeviceRequests(*torch.from_numpy(np.array(rows, np.int32).T.copy()).to(device))
+
+
+class DecodeLauncher:
+    """Scores batches of few query rows a request on one device.
+
+    One launcher serves one device. May be used from several threads.
+
+    Args:
+        device: where to launch.
+        layout: where pages are on their way.
+
+    Raises:
+        DeviceUnavailableError: what is missing there, or for compiling.
+    """
+
+    def __init__(self, device: Device, layout: Layout = DEFAULT_LAYOUT) -> None:
+        self._device = device
+
+        def name_of(heads: int) -> str:
+            return geometry.decode_name(heads, layout)
+
+        def build(heads: int) -> Launch:
+            from kernel.backends.flydsl import decode
+
+            return decode.build(heads, layout)
+
+        self._kernels = kernels_on(device, name_of, build)
+
+    def __call__(
+        self,
+        batch: ScoreBatch,
+        scores: torch.Tensor,
+        maxima: torch.Tensor | None = None,
+        *,
+        fill: bool = True,
+    ) -> None:
+        """Score the batch's requests, each of at most ``MAX_ROWS`` query rows; see :meth:`launch`."""
+        requests = [request for request in batch.requests if request.query_len]
+        if requests:
+            self.launch(batch, DeviceRequests.of(requests, scores.device), scores, maxima, fill=fill)
+
+    def launch(
+        self,
+        batch: ScoreBatch,
+        requests: DeviceRequests,
+        scores: torch.Tensor,
+        maxima: torch.Tensor | None = None,
+        *,
+        fill: bool = True,
+    ) -> None:
+        """Score requests whose lengths only the device knows; asynchronous on a GPU.
+
+        Nothing on the host but shapes and addresses decides the launch, so a captured one may be replayed
+        after any of the tensors' values have changed. Values are not believed: a page id outside the cache
+        reads as a page of zeros, a request has no more blocks than its row of the block table and the scores
+        have columns and no more than ``MAX_ROWS`` query rows, rows past ``total_q`` are not written.
+
+        Args:
+            batch: queries, pages, block table, LUT and forced blocks, on this device; its own requests are
+                not looked at.
+            requests: what to score.
+            scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``.
+            maxima: ``[H, total_q, ceil(S / 16)]`` float32 with ``stride(2) == 1``: the greatest score of each
+                16 blocks, sentinels included.
+            fill: write ``-inf`` from a request's last block to ``S``, else nothing there.
+
+        Raises:
+            LaunchError: a HIP call failed; outputs are undefined.
+            InvalidArgumentError: a number does not fit the 32 bits it has on the device.
+        """
+        num_requests, columns = requests.seq_lens.shape[0], scores.shape[2]
+        height, width = batch.block_table.shape
+        if not num_requests or not columns or not width or not batch.total_q:
+            return
+        _check_widths(batch, num_requests, columns)
+        log_workgroups = grid_log2(
+            num_requests, min(columns, width), maxima is not None, self._device.compute_units
+        )
+        q, lut = aligned(batch.q), aligned(batch.lut)
+        numbers = (requests.table_rows, requests.query_starts, requests.query_ends, requests.seq_lens)
+        tensors = [q, batch.pages, lut, scores, batch.block_table, *numbers]
+        if maxima is not None:
+            tensors.append(maxima)
+        arguments = (
+            *operand_arguments(batch, q, lut, scores, maxima),
+            *(tensor.data_ptr() for tensor in numbers),
+            height,
+            width,
+            num_requests,
+            batch.total_q,
+            batch.pages.shape[0],
+            columns,
+            columns if fill else 0,
+            min(batch.init_blocks, columns),
+            min(batch.local_blocks, columns),
+            log_workgroups,
+            1 << log_workgroups,
+        )
+        self._kernels.launch(batch.num_heads, tensors, *arguments)
+
+
+def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) -> int:
+    """Log2 of the workgroups of a launch: what fills the device, or fewer where shapes leave no more work.
+
+    Args:
+        num_requests: requests, padding included.
+        blocks: the most that one may have.
+        maxima: whether group maxima are wanted; a workgroup then has a group of 16 blocks at least.
+        compute_units: of the device.
+    """
+    most = num_requests * -(-blocks // (MAXIMA_BLOCKS if maxima else _WAVES))
+    fill = (_WORKGROUPS_PER_COMPUTE_UNIT * compute_units).bit_length() - 1
+    return min(fill, (most - 1).bit_length())
+
+
+def _check_widths(batch: ScoreBatch, num_requests: int, columns: int) -> None:
+    limits = (
+        ("block_table.numel()", batch.block_table.numel(), _INT32),
+        ("num_requests * S", num_requests * min(columns, batch.block_table.shape[1]), _INT32),
+        ("total_q * H", batch.total_q * batch.num_heads, _INT32 - MAX_ROWS),
+        ("scores.shape[2]", columns, _INT32 - 2 * MAXIMA_BLOCKS),
+        ("pages.shape[0]", batch.pages.shape[0], _INT32),
+    )
+    for name, value, limit in limits:
+        if value >= limit:
+            raise InvalidArgumentError(name, value, f"must be below {limit}", "split the batch")
+
+
+# Launching the top-k kernels.
+
+_MAX_HEADS = 65_535
+"""Workgroups of a grid's second dimension."""
+_MAX_LAUNCH_TOKENS = 1 << 24
+"""A grid may hold 2^32 threads, so launches are chunked."""
+
+
+class TopkLauncher:
+    """Selects rows' best blocks on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
+
+    def __init__(self, device: Device) -> None:
+        self._kernels = kernels_on(device, _name, _topk_launch_build)
+
+    def __call__(
+        self,
+        scores: torch.Tensor,
+        num_blocks: torch.Tensor,
+        block_ids: torch.Tensor,
+        order: Order,
+        maxima: torch.Tensor | None = None,
+    ) -> None:
+        """Select; asynchronous on a GPU.
+
+        Args:
+            scores: ``[H, total_q, S]`` float32; only the first ``num_blocks`` cells of a row are read.
+            num_blocks: ``[total_q]`` int32.
+            block_ids: ``[H, total_q, k]`` int32, written.
+            order: see :data:`kernel.backends.base.Order`.
+            maxima: ``[H, total_q, ceil(S / 16)]`` float32, the greatest score of each 16 blocks below
+                ``num_blocks``: then only they and the ``k`` best groups of a row are read.
+
+        Raises:
+            LaunchError: a HIP call failed; outputs are undefined.
+            InvalidArgumentError: a row is longer than the kernels can count.
+        """
+        heads, tokens, columns = scores.shape
+        k = block_ids.shape[2]
+        if columns > MAX_BLOCKS:
+            raise InvalidArgumentError(
+                "scores.shape[2]", columns, f"must be at most {MAX_BLOCKS}", "shorten the rows"
+            )
+        if not (heads and tokens and k):
+            return
+        if heads > _MAX_HEADS:
+            raise InvalidArgumentError("scores.shape[0]", heads, f"must be at most {_MAX_HEADS}", "split it")
+        scores, num_blocks = _with_rows_of_cells(scores), num_blocks.contiguous()
+        tensors = [scores, num_blocks, block_ids]
+        if maxima is not None:
+            maxima = _with_rows_of_cells(maxima)
+            tensors.append(maxima)
+        written = block_ids if block_ids.stride(2) == 1 or k == 1 else torch.empty_like(block_ids)
+        variant = variant_for(k, columns, maxima is not None)
+        rows = WAVES * variant.rows_per_wave
+        for first in range(0, tokens, _MAX_LAUNCH_TOKENS):
+            num = min(tokens - first, _MAX_LAUNCH_TOKENS)
+            arguments = (
+                *_place(scores, first),
+                *(_place(maxima, first) if maxima is not None else (0, 0, 0)),
+                num_blocks.data_ptr() + 4 * first,
+                *_place(written, first),
+                columns,
+                num,
+                k,
+                int(order == "block"),
+                -(-num // rows),
+                heads,
+            )
+            self._kernels.launch(variant, [*tensors, written], *arguments)
+        if written is not block_ids:
+            block_ids.copy_(written)
+
+
+def _name(variant: Variant) -> str:
+    return variant.name
+
+
+def _topk_launch_build(variant: Variant) -> Launch:
+    from kernel.backends.flydsl import topk
+
+    return topk.build(variant)
+
+
+def _place(rows: torch.Tensor, first: int) -> tuple[int, int, int]:
+    """Address of a tensor's row ``[0, first]``, and its strides in cells."""
+    return rows.data_ptr() + 4 * first * rows.stride(1), rows.stride(0), rows.stride(1)
+
+
+def _with_rows_of_cells(rows: torch.Tensor) -> torch.Tensor:
+    """A tensor whose last dimension is contiguous."""
+    return rows if rows.shape[2] < 2 or rows.stride(2) == 1 else rows.contiguous()
+
+
+# Launching the insert kernels.
+
+_MAX_LAUNCH_KEYS = 1 << 27
+"""A grid may hold 2^32 threads, eight a key, so launches are chunked."""
+
+
+class InsertLauncher:
+    """Inserts keys on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
+
+    def __init__(self, device: Device) -> None:
+        self._kernels = kernels_on(device, geometry.insert_name, _insert_launch_build)
+
+    def __call__(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
+        """Quantise and scatter; asynchronous on a GPU. See :meth:`kernel.backends.base.Backend.insert`.
+
+        A slot past the pages is skipped like a negative one: to refuse it, its value would have to be waited
+        for.
+
+        Raises:
+            LaunchError: a HIP call failed; what the slots hold is undefined.
+        """
+        if not keys.shape[0] or not pages.shape[0]:
+            return
+        key_bytes = keys.element_size()
+        alignment = LOAD_BYTES
+        if keys.stride(1) != 1 or keys.stride(0) * key_bytes % alignment or keys.data_ptr() % alignment:
+            keys = keys.clone(memory_format=torch.contiguous_format)
+        slots = slots.contiguous()
+        key_stride = keys.stride(0) * key_bytes
+        for first in range(0, keys.shape[0], _MAX_LAUNCH_KEYS):
+            num = min(keys.shape[0] - first, _MAX_LAUNCH_KEYS)
+            arguments = (
+                keys.data_ptr() + first * key_stride,
+                key_stride,
+                slots.data_ptr() + 8 * first,
+                pages.data_ptr(),
+                pages.stride(0),
+                pages.shape[0] * BLOCK_TOKENS,
+                num,
+                -(-num // KEYS_PER_WORKGROUP),
+            )
+            self._kernels.launch(KeyType.of(keys.dtype), [keys, pages, slots], *arguments)
+
+
+def _insert_launch_build(key_type: KeyType) -> Launch:
+    from kernel.backends.flydsl import insert
+
+    return insert.build(key_type)

@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from kernel.backends.flydsl import kernel_names, library_manifest, toolchain
+from kernel.backends.flydsl import geometry, kernel_library, toolchain
 from kernel.backends.flydsl.kernel_library import FILE_NAME
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError
-from kernel.gfx950.hip import build
+from kernel.gfx950.hip import standin
 
 _LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,--strip-all")
 _SYSTEM = ("-lpthread", "-ldl")
@@ -30,7 +30,7 @@ def check() -> None:
         DeviceUnavailableError: something is missing; everything that is, with what to do about it.
     """
     missing = []
-    for find in (toolchain.check, build.compiler):
+    for find in (toolchain.check, standin.compiler):
         try:
             find()
         except DeviceUnavailableError as error:
@@ -72,7 +72,7 @@ def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[
             counts = {name: _num_arguments(objects / f"{name}.h") for name in names}
             sealed = objects / f"{FILE_NAME}.sealed"
             partial = kernels is not None
-            sealed.write_bytes(library_manifest.sealed(linked.read_bytes(), counts, partial=partial))
+            sealed.write_bytes(kernel_library.sealed(linked.read_bytes(), counts, partial=partial))
             sealed.replace(folder / FILE_NAME)
     except OSError as error:
         raise DeviceUnavailableError(
@@ -83,7 +83,7 @@ def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[
 
 
 def _checked(kernels: Iterable[str] | None) -> tuple[str, ...]:
-    every = kernel_names.every()
+    every = geometry.kernel_names()
     if kernels is None:
         return every
     wanted = tuple(kernels)
@@ -111,7 +111,14 @@ def _num_arguments(header: Path) -> int:
 def _link(objects: list[Path], library: Path) -> None:
     # Linked against the stand-in: from HIP only the name of its library and its symbols' version are taken,
     # and those are ROCm 7's.
-    command = [*build.compiler(), *_LINK_FLAGS, "-o", str(library), *map(str, objects), str(build.library())]
+    command = [
+        *standin.compiler(),
+        *_LINK_FLAGS,
+        "-o",
+        str(library),
+        *map(str, objects),
+        str(standin.library()),
+    ]
     try:
         subprocess.run([*command, *_SYSTEM], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
     except subprocess.CalledProcessError as error:

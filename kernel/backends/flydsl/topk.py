@@ -25,21 +25,254 @@ ids a row are 8.6 to 12.9 us; the scores alone, 16 KB a row, 67 us. 250 vector i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
+from flydsl._mlir.dialects import arith, llvm
+from flydsl.expr.typing import T, as_ir_value
 
-from kernel.backends.flydsl import device as d
+from kernel.backends.flydsl import ops as d
 from kernel.backends.flydsl.ahead import compile_ahead
-from kernel.backends.flydsl.geometry import LANES
-from kernel.backends.flydsl.topk_candidates import SLICE, State
-from kernel.backends.flydsl.topk_row import GROUP_CHUNK, QUAD, ROW_CHUNK, Cells, RowSelector, lds_bytes
-from kernel.backends.flydsl.topk_variants import THREADS, WAVES, Variant
+from kernel.backends.flydsl.geometry import LANES, NO_GROUP, THREADS, WAVES, Variant
+from kernel.backends.flydsl.ops import Value, any_lane, ballot, median, of_lane, wave_sync
+from kernel.backends.flydsl.topk_candidates import (
+    LEAST_BOUND,
+    NO_COLUMN,
+    SLICE,
+    CandidateList,
+    KeyOrder,
+    Ranked,
+    State,
+    limit,
+    list_bytes,
+    longest,
+)
 from kernel.plan import MAXIMA_BLOCKS
+
+# One wave selects one row: from its scores alone, or through the maxima of its groups. See ``topk.py``.
+
+QUAD = SLICE // LANES
+"""Columns of one 16-byte load of a lane."""
+ROW_CHUNK = 2048
+"""Columns of a row that are in registers at a time; the next ones are in flight."""
+GROUP_CHUNK = 512
+"""As ``ROW_CHUNK``, of groups: those of 8,192 blocks."""
+_GROUPS_A_PASS = LANES * QUAD // MAXIMA_BLOCKS
+"""Groups whose columns one load instruction of the wave reads."""
+
+
+def lds_bytes(best: int, grouped: bool) -> int:
+    """LDS bytes of a wave."""
+    return list_bytes(longest(best, grouped)) + (4 * LANES if grouped else 0)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A row of scores or maxima: a buffer that ends behind its cell ``num - 1``."""
+
+    descriptor: Value
+    num: fx.Int32
+
+    @staticmethod
+    def at(address: Value, num: fx.Int32) -> Cells:
+        return Cells(d.buffer(address, num * 4), num)
+
+
+class RowSelector:
+    """Traces the selection of a row by one wave.
+
+    Args:
+        best: 16, 32 or 64, at least the blocks to give out.
+        lane: this lane's number.
+        lds: ``lds_bytes(best, grouped)`` bytes of LDS of this wave.
+        grouped: whether rows may be selected through their groups.
+    """
+
+    def __init__(self, best: int, lane: Value, lds: Value, grouped: bool) -> None:
+        self.best, self.lane = best, lane
+        self.order = KeyOrder(best, lane)
+        most = longest(best, grouped)
+        self.list = CandidateList(best, lane, lds)
+        self._scratch = lds  # after the last use of the list
+        self._selected = d.offset(lds, list_bytes(most))
+
+    # ---- candidates ----
+    def most_found(self, chunk: int, once: bool) -> int:
+        """Candidates that :meth:`scan` leaves at most: all cells of a row that the list can hold."""
+        return chunk if once and chunk <= limit(self.best) + SLICE else limit(self.best)
+
+    def scan(self, cells: Cells, width: int, chunk: int, once: bool) -> State:
+        """Candidates of all cells.
+
+        Args:
+            cells: the row.
+            width: cells of a lane in one load.
+            chunk: cells in registers at a time.
+            once: the row is not longer than a chunk.
+        """
+        covered = LANES * width
+        slices = chunk // covered
+        fits = self.most_found(chunk, once) == chunk
+        lane_first = self.lane * width
+
+        def body(base: Value, values: list[Value]) -> list[Value]:
+            count, bound, maxima, raw = (
+                values[0],
+                values[1],
+                values[2:start_of_cells],
+                values[start_of_cells:],
+            )
+            ahead = raw if once else self._load(cells, base + chunk, slices, width)
+            left = cells.num - base  # cells relative to base: their numbers stay literals
+            keys = [self._keys(raw[u], lane_first + covered * u, left, width) for u in range(slices)]
+            for key in (key for of_slice in keys for key in of_slice):
+                maxima = _with(key, maxima)
+            state = State(count, d.maximum(bound, self.order.bound(maxima)))
+            for u in range(slices):
+                not_id = d.as_int32(-1 - covered * u) - base - lane_first
+                not_ids = [not_id - j for j in range(width)]
+                if slices == 1:
+                    state = self.list.append(keys[u], not_ids, state)
+                else:
+                    state = self._append_slice(keys[u], not_ids, state, covered, fits)
+            return [*state, *maxima, *ahead]
+
+        start = [d.i32(0), d.i32(LEAST_BOUND), *[d.i32(NO_COLUMN)] * self.order.maxima]
+        start_of_cells = len(start)
+        start += self._load(cells, d.as_int32(0), slices, width)
+        done = body(d.as_int32(0), start) if once else d.for_range(0, cells.num, chunk, start, body)
+        return State(done[0], done[1])
+
+    def gather(self, cells: Cells, bound: Value) -> State:
+        """Candidates of the columns of the selected groups."""
+        state = State(d.i32(0), bound)
+        passes = self.best // _GROUPS_A_PASS
+        group_of_lane = self.lane & -(MAXIMA_BLOCKS // QUAD)  # also its byte in the table: 4 lanes, 4 bytes
+        groups = [
+            fx.Int32(llvm.load(T.i32, d.offset(self._selected, group_of_lane + LANES * p), alignment=4))
+            for p in range(passes)
+        ]
+        within = (self.lane & (MAXIMA_BLOCKS // QUAD - 1)) * QUAD
+        first = [group * MAXIMA_BLOCKS + within for group in groups]
+        raw = [d.buffer_load(QUAD, cells.descriptor, column * 4) for column in first]
+        for p in range(passes):
+            keys = [self.order.key(d.element(raw[p], j)) for j in range(QUAD)]
+            legal = [first[p] + j < cells.num for j in range(QUAD)]
+            not_id = first[p] ^ -1
+            state = self.list.append(keys, [not_id - j for j in range(QUAD)], state, legal)
+            if p + 1 < passes:
+                most = SLICE + limit(self.best) * (p > 0)
+                state = self.list.cut_if_long(state, ordered=False, most=most, rare=False)
+        return state
+
+    def _load(self, cells: Cells, base: Value, slices: int, width: int) -> list[Value]:
+        at = self.lane * (4 * width) + base * 4
+        return [d.buffer_load(width, cells.descriptor, at + 4 * LANES * width * u) for u in range(slices)]
+
+    def _keys(self, raw: Value, first: Value, num: Value, width: int) -> list[Value]:
+        """Keys of a load's cells, ``NO_COLUMN`` from cell ``num`` on."""
+        cells = [d.element(raw, j) for j in range(width)] if width > 1 else [raw]
+        return [d.select(first + j < num, self.order.key(x), d.i32(NO_COLUMN)) for j, x in enumerate(cells)]
+
+    def _append_slice(
+        self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, covered: int, fits: bool
+    ) -> State:
+        """Skip the slice where no lane has a column that reaches the bound."""
+        highest = keys[0]
+        for key in keys[1:]:
+            highest = d.maximum(highest, key)
+
+        def some() -> State:
+            longer = self.list.append(keys, not_ids, state)
+            most = limit(self.best) + covered
+            return longer if fits else self.list.cut_if_long(longer, ordered=True, most=most, rare=True)
+
+        reached = any_lane(fx.Int32(highest) >= state.bound)
+        return State(*d.if_else(reached, [T.i32, T.i32], some, lambda: state))
+
+    # ---- groups ----
+    def select_groups(self, state: State, one_a_lane: bool, most: int) -> fx.Int32:
+        """Note the best groups among the candidates, ``NO_GROUP`` behind the last.
+
+        Args:
+            state: of the scan of the maxima.
+            one_a_lane: each lane had one group at most, so the bound of 16 is that of the 16th group.
+            most: candidates at most.
+
+        Returns:
+            The key that every column of the result reaches: that of the last group's maximum.
+        """
+        if not (one_a_lane and self.best == 16):
+            return self._groups_by_place(state, most)
+        wave_sync()
+        # If no more than 16 reached the bound they are the best 16, and the bound is the least of them.
+        return fx.Int32(
+            d.if_else(
+                fx.Int32(state.count) == self.best,
+                [T.i32],
+                lambda: self._groups_as_found(state),
+                lambda: [self._groups_by_place(state, most)],
+            )[0]
+        )
+
+    def _groups_as_found(self, state: State) -> list[Value]:
+        mine = Ranked(self.list._load(self.lane), fx.Int32(d.i32(0)), self.lane < self.best)
+        self._note_group(self.lane, d.select(mine.live, mine.column, d.as_int32(NO_GROUP)))
+        return [state.bound]
+
+    def _groups_by_place(self, state: State, most: int) -> fx.Int32:
+        _, mine = self.list.ranked(state, ordered=True, most=most)
+        wave_sync()
+        chosen = mine.live & (mine.place < self.best)
+        place = fx.Int32(d.select(mine.live, mine.place, self.lane))
+        self._note_group(place, d.select(chosen, mine.column, d.as_int32(NO_GROUP)))
+        last = ballot(mine.live & (mine.place == self.best - 1))
+        key = arith.trunci(T.i32, arith.shrsi(mine.candidate, d.i64(32)))
+        return fx.Int32(d.select(last == 0, d.as_int32(LEAST_BOUND), of_lane(key, last)))
+
+    def _note_group(self, place: Value, group: Value) -> None:
+        d.store(group, d.offset(self._selected, place * 4), 4)
+        wave_sync()
+
+    # ---- result ----
+    def emit(self, state: State, ordered: bool, out: Value, k: fx.Int32, ascending: Value) -> None:
+        """Store the row's ``k`` ids at ``out``, -1 behind the last: by place, or ascending.
+        ``ordered``: the list was filled by a scan of the columns, else maybe by :meth:`gather`."""
+        most = SLICE if ordered else longest(self.best, grouped=True)
+        _, mine = self.list.ranked(state, ordered, most)
+        place = fx.Int32(d.select(mine.live, mine.place, self.lane))
+        chosen = mine.live & (mine.place < k)
+
+        def by_id() -> list[Value]:
+            return [d.select(chosen, self._lower_ids(place, chosen, mine), place)]
+
+        place = fx.Int32(d.if_else(ascending, [T.i32], by_id, lambda: [place])[0])
+        value = d.select(mine.live, mine.column, d.as_int32(-1))
+        d.if_then(place < k, lambda: d.store(value, d.offset(out, place * 4), 4))
+
+    def _lower_ids(self, place: fx.Int32, chosen: Value, mine: Ranked) -> fx.Int32:
+        """How many of the chosen candidates have a lower id: their ``~id`` is higher."""
+        not_id = fx.Int32(arith.trunci(T.i32, mine.candidate))
+        wave_sync()
+        d.store(d.select(chosen, not_id, d.as_int32(NO_COLUMN)), d.offset(self._scratch, place * 4), 4)
+        wave_sync()
+        lower = d.i32(0)
+        for at in range(0, self.best, 4):
+            four = llvm.load(d.vector_type(4, T.i32), d.offset(self._scratch, 4 * at), alignment=16)
+            for j in range(4):
+                higher = fx.Int32(d.element(four, j)) > not_id
+                lower = arith.addi(lower, arith.extui(T.i32, as_ir_value(higher)))
+        return fx.Int32(lower)
+
+
+def _with(key: Value, maxima: Sequence[Value]) -> list[Value]:
+    """The one or two greatest keys of a lane, descending, and one more key."""
+    greatest = d.maximum(maxima[0], key)
+    return [greatest] if len(maxima) == 1 else [greatest, median(key, maxima[0], maxima[1])]
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,73 @@ file."""
 
 from __future__ import annotations
 
+import math
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from kernel.backends.base import Order, Precision
-from kernel.backends.triton.buffers import WORKSPACE_BLOCKS, Buffers, score_groups
-from kernel.backends.triton.current_device import current_device
-from kernel.backends.triton.dequantize import dequantize_pages
+from kernel.backends.triton.decode import MAX_ROWS, decode_table, score_requests
 from kernel.backends.triton.insert import insert_keys
-from kernel.backends.triton.plan import GROUP_BLOCKS, chunks, splits_of
-from kernel.backends.triton.requests import DeviceChunk, device_chunk, request_rows
-from kernel.backends.triton.score_decode import MAX_ROWS, decode_table, score_requests
-from kernel.backends.triton.score_prefill import score_tiles
+from kernel.backends.triton.plan import (
+    GROUP_BLOCKS,
+    DeviceChunk,
+    PrefillTuning,
+    chunks,
+    device_chunk,
+    request_rows,
+    splits_of,
+    tuning_for,
+)
+from kernel.backends.triton.prefill import dequantize_pages, score_tiles
 from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
-from kernel.backends.triton.tuning import PrefillTuning, tuning_for
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.nvfp4 import build_lut
+
+# Device buffers that a backend keeps between calls: they grow to what a call needs, up to fixed limits.
+
+WORKSPACE_BLOCKS = 8192
+"""Blocks of keys dequantised at a time: the longest context, 256 MiB as float16."""
+_LARGE_DEVICE = 64 << 30
+"""Bytes of memory of a GPU on which twice as many scores are kept."""
+
+
+def score_groups(device: torch.device) -> int:
+    """Groups of 16 scores kept for a selection: 256 MiB and 16 MiB of maxima, on a GPU of 64 GiB or more
+    twice that. The rows of a selection are as many as fit, and a large GPU needs many to be busy."""
+    large = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= _LARGE_DEVICE
+    return 1 << (23 if large else 22)
+
+
+class Buffers:
+    """Named buffers. A call's contents are dead when the next call begins; calls run one after another on
+    one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._storage: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous buffer, unwritten."""
+        size = math.prod(shape) * dtype.itemsize
+        storage = self._storage.get(name)
+        if storage is None or storage.numel() < size:
+            self._storage.pop(name, None)
+            storage = torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
+            self._storage[name] = storage
+        return storage[:size].view(dtype).view(shape)
+
+
+# The device that kernels are launched on.
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one of this thread for a while; nothing for the interpreter's CPU.
+
+    Triton launches on the current device, on its current stream, wherever the arguments lie.
+    """
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class TritonBackend:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 
 from kernel.backends.base import Order
-from kernel.backends.triton.backend import TritonBackend
-from kernel.backends.triton.current_device import current_device
+from kernel.backends.triton.backend import TritonBackend, current_device
+from kernel.backends.triton.decode import MAX_ROWS, score_requests
 from kernel.backends.triton.plan import GROUP_BLOCKS
-from kernel.backends.triton.score_decode import MAX_ROWS, score_requests
 from kernel.backends.triton.topk import DecodeRows, select_decoded
 from kernel.checks import check_forced_blocks, check_order, check_tensor, check_topk
 from kernel.contract import HEAD_DIM

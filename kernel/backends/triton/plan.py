@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from kernel.batch import Request
@@ -135,3 +137,134 @@ def _chunk(
     ordered = np.array(tiles, dtype=np.int32)
     ordered = ordered[np.argsort(-ordered[:, 0], kind="stable"), 1:]
     return Chunk(np.ascontiguousarray(ordered), table_cells, rows, num_blocks, changed)
+
+
+# What the kernels know of requests and tiles: host integers brought to the device without waiting.
+
+
+@dataclass(frozen=True)
+class DeviceChunk:
+    """A :class:`kernel.backends.triton.plan.Chunk` whose arrays are on the device."""
+
+    tiles: torch.Tensor
+    table_cells: torch.Tensor
+    rows: int
+    num_blocks: int
+    keys_change: bool
+
+
+def device_chunk(chunk: Chunk, device: torch.device) -> DeviceChunk:
+    """Bring a chunk to the device."""
+    tiles, table_cells = uploaded(chunk.tiles, device), uploaded(chunk.table_cells, device)
+    return DeviceChunk(tiles, table_cells, chunk.rows, chunk.num_blocks, chunk.keys_change)
+
+
+def uploaded(values: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """An array on the device; the copy is queued on the current stream, the host does not wait."""
+    host = torch.from_numpy(values)
+    if device.type != "cuda":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+def request_rows(
+    requests: Sequence[Request], out_starts: Sequence[int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Table rows, query starts, query ends, lengths and output starts: five ``[n]`` int32 views on the
+    device."""
+    rows = [
+        (
+            request.table_row,
+            request.query_start,
+            request.query_start + request.query_len,
+            request.seq_len,
+            out_start,
+        )
+        for request, out_start in zip(requests, out_starts)
+    ]
+    columns = uploaded(np.array(rows, dtype=np.int32).T.copy(), device)
+    return columns[0], columns[1], columns[2], columns[3], columns[4]
+
+
+# Launch parameters, measured on an H200 (docs/performance.md); other devices get the conservative ones.
+
+_MANY_PAGES = 16
+"""Pages of a program beside which its start is short."""
+
+
+@dataclass(frozen=True)
+class PrefillTuning:
+    """How a prefill tile is run."""
+
+    warps: int
+    stages: int
+    """Depth of the pipeline over key blocks."""
+    programs_per_multiprocessor: int
+    """Programs that run at once."""
+
+
+@dataclass(frozen=True)
+class DecodeTuning:
+    """How decode is run."""
+
+    warps: int
+    stages: int
+    """Pages under way in a program."""
+    programs_per_multiprocessor: int
+    registers: int | None = None
+    """Most registers of a thread; None: the compiler's choice."""
+    rounds: int = 1
+    """Times that many programs are launched where each has many pages: they end at different times."""
+
+    def programs(self, multiprocessors: int, blocks: int) -> int:
+        """Programs to launch for a line of at most so many blocks."""
+        at_once = multiprocessors * self.programs_per_multiprocessor
+        if blocks >= _MANY_PAGES * at_once:
+            return at_once * min(self.rounds, blocks // (_MANY_PAGES * at_once))
+        return max(1, min(blocks, multiprocessors * min(4, self.programs_per_multiprocessor)))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Everything that depends on the device."""
+
+    multiprocessors: int
+    ptx: bool
+    """Whether the device converts to E4M3 (PTX for sm_89 or newer)."""
+    hopper: bool
+    """Whether the device is of compute capability 9.0, for which there are kernels in Gluon."""
+    fp8_dot: bool
+    """Whether the device multiplies E4M3 matrices (``precision="fast"``)."""
+    prefill_exact: PrefillTuning
+    prefill_fast: PrefillTuning
+    decode_exact: DecodeTuning
+    decode_fast: DecodeTuning
+
+    def decode(self, *, exact: bool) -> DecodeTuning:
+        """How decode is run in a precision."""
+        return self.decode_exact if exact else self.decode_fast
+
+
+def tuning_for(device: torch.device) -> Tuning:
+    """The parameters for a device; for the interpreter where there is none."""
+    if device.type != "cuda":
+        small = PrefillTuning(warps=4, stages=1, programs_per_multiprocessor=1)
+        decode = DecodeTuning(4, 1, 1)
+        return Tuning(2, False, False, False, small, small, decode, decode)
+    properties = torch.cuda.get_device_properties(device)
+    count = properties.multi_processor_count
+    if torch.version.hip is not None:
+        prefill = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
+        decode = DecodeTuning(4, 2, 4)
+        return Tuning(count, False, False, False, prefill, prefill, decode, decode)
+    capability = (properties.major, properties.minor)
+    if capability == (9, 0):
+        exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
+        fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
+        decode_exact, decode_fast = DecodeTuning(4, 2, 6, 80, rounds=2), DecodeTuning(4, 2, 5, 96, rounds=2)
+        return Tuning(count, True, True, True, exact, fast, decode_exact, decode_fast)
+    ptx = capability >= (8, 9)
+    exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
+    fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)
+    decode = DecodeTuning(4, 3, 4)
+    return Tuning(count, ptx, False, ptx, exact, fast, decode, decode)

@@ -6,13 +6,100 @@ kernel descriptor).
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import importlib.util
+import os
+import re
+import shutil
 import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import TypeAlias, cast
 
-from kernel.gfx950.hip import message_pack
-from kernel.gfx950.metadata import KernelArgument, KernelMetadata, from_descriptor
+from kernel.errors import DeviceUnavailableError, IndexerError
+from kernel.gfx950.parse import KernelArgument, KernelMetadata, from_descriptor
+
+# The part of MessagePack that code objects use for their metadata.
+
+Value: TypeAlias = "bool | int | str | list[Value] | dict[str, Value] | None"
+
+_CONSTANTS: dict[int, bool | None] = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+def decode(encoded: bytes) -> Value:
+    """The first value of ``encoded``; bytes after it are padding.
+
+    Raises:
+        ValueError: it ends early, or holds a type that metadata does not use (floats, binary, extensions).
+    """
+    return _Reader(encoded).value()
+
+
+class _Reader:
+    def __init__(self, encoded: bytes) -> None:
+        self._encoded = encoded
+        self._at = 0
+
+    def _take(self, size: int) -> bytes:
+        taken = self._encoded[self._at : self._at + size]
+        if len(taken) < size:
+            raise ValueError(
+                f"MessagePack ends at byte {len(self._encoded)}, {size} more are due at {self._at}"
+            )
+        self._at += size
+        return taken
+
+    def _number(self, size: int, signed: bool = False) -> int:
+        return int.from_bytes(self._take(size), "big", signed=signed)
+
+    def _text(self, size: int) -> str:
+        return self._take(size).decode()
+
+    def _array(self, size: int) -> Value:
+        return [self.value() for _ in range(size)]
+
+    def _map(self, size: int) -> Value:
+        return {self._key(): self.value() for _ in range(size)}
+
+    def _key(self) -> str:
+        key = self.value()
+        if not isinstance(key, str):
+            raise ValueError(  # noqa: TRY004  it is the file that is wrong, not an argument
+                f"MessagePack map key of type {type(key).__name__} at byte {self._at}"
+            )
+        return key
+
+    def value(self) -> Value:
+        tag = self._take(1)[0]
+        if tag < 0x80:
+            return tag
+        if tag < 0x90:
+            return self._map(tag & 0x0F)
+        if tag < 0xA0:
+            return self._array(tag & 0x0F)
+        if tag < 0xC0:
+            return self._text(tag & 0x1F)
+        if tag >= 0xE0:
+            return tag - 0x100
+        if tag in _CONSTANTS:
+            return _CONSTANTS[tag]
+        if 0xCC <= tag <= 0xCF:
+            return self._number(1 << (tag - 0xCC))
+        if 0xD0 <= tag <= 0xD3:
+            return self._number(1 << (tag - 0xD0), signed=True)
+        if 0xD9 <= tag <= 0xDB:
+            return self._text(self._number(1 << (tag - 0xD9)))
+        if tag in (0xDC, 0xDD):
+            return self._array(self._number(2 << (tag - 0xDC)))
+        if tag in (0xDE, 0xDF):
+            return self._map(self._number(2 << (tag - 0xDE)))
+        raise ValueError(f"MessagePack type {tag:#x} at byte {self._at - 1}")
+
 
 _SHT_NOTE, _SHT_DYNSYM = 7, 11
 _NT_AMDGPU_METADATA = 32
@@ -125,7 +212,7 @@ def _metadata(image: bytes, sections: list[_Section]) -> dict[str, object]:
         if section.kind == _SHT_NOTE:
             for name, kind, descriptor in _notes(image, section):
                 if (name, kind) == (b"AMDGPU", _NT_AMDGPU_METADATA):
-                    return cast("dict[str, object]", message_pack.decode(descriptor))
+                    return cast("dict[str, object]", decode(descriptor))
     raise ValueError("the code object has no AMDGPU metadata note")
 
 
@@ -159,3 +246,168 @@ def _kernel(
         entry_address=symbol.address + entry_offset,
         code=_file_range(image, sections, body.section, body.address, body.size),
     )
+
+
+# The kernel argument segment that hipModuleLaunchKernel builds from ``kernelParams``.
+
+_POINTER_SIZE = ctypes.sizeof(ctypes.c_void_p)
+
+
+def kernarg_segment(
+    metadata: KernelMetadata,
+    kernel_params: int,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+) -> bytes:
+    """The bytes of the segment: explicit arguments copied, hidden ones filled in.
+
+    Args:
+        metadata: where each argument lies.
+        kernel_params: host address of an array with the address of each explicit argument, in order.
+        grid: workgroups.
+        block: threads of a workgroup.
+
+    Other hidden arguments (buffers of the runtime, offsets) are zero: this device has no such buffers, and a
+    kernel that follows such a pointer goes out of bounds.
+    """
+    hidden = {"hidden_grid_dims": 3 if grid[2] > 1 else 2 if grid[1] > 1 else 1}
+    for axis, workgroups, threads in zip("xyz", grid, block):
+        hidden[f"hidden_block_count_{axis}"] = workgroups
+        hidden[f"hidden_group_size_{axis}"] = threads
+    segment = bytearray(metadata.kernarg_bytes)
+    explicit = 0
+    for argument in metadata.arguments:
+        if argument.value_kind.startswith("hidden_"):
+            content = hidden.get(argument.value_kind, 0).to_bytes(argument.size, "little")
+        else:
+            address = ctypes.c_void_p.from_address(kernel_params + explicit * _POINTER_SIZE).value
+            if address is None:
+                raise ValueError(
+                    f"kernelParams[{explicit}] of {metadata.name} is null: too few arguments were given"
+                )
+            content = ctypes.string_at(address, argument.size)
+            explicit += 1
+        segment[argument.offset : argument.offset + argument.size] = content
+    return bytes(segment)
+
+
+# From the bytes of a kernel to assembly text, by whichever gfx950 disassembler this machine has.
+#
+# The bytes are those that were launched: a dump may be of another compile.
+
+_OLDEST_LLVM = 20
+"""The first LLVM that knows gfx950."""
+_NEWEST_LLVM = 30
+"""The newest Debian package name that is looked for."""
+_PROGRAM = Path(__file__).with_name("llvm_disassemble.py")
+_TIMEOUT_S = 60
+_REMEDY = (
+    "pip install rocm-llvm-python, apt install llvm-22, or put llvm-objdump of LLVM "
+    f"{_OLDEST_LLVM} or newer on the path"
+)
+_OBJDUMP_LINE = re.compile(r"^\s+(\S.*?)\s*// ([0-9A-F]{8,16}): [0-9A-F ]{8,}", re.MULTILINE)
+
+
+class DisassemblyError(IndexerError):
+    """A disassembler failed on a code object; another one may not."""
+
+
+@dataclass(frozen=True)
+class Disassembler:
+    """A way to disassemble gfx950 code."""
+
+    source: str
+    """The library or program."""
+    decode: Callable[[CodeObject, KernelCode], list[tuple[int, str]]]
+    """A kernel's instructions as (byte offset from its start, text); raises DisassemblyError."""
+
+
+def find() -> Disassembler:
+    """The disassembler of this machine.
+
+    Order: the library of the ``rocm-llvm-python`` wheel, ROCm's llvm-objdump, an llvm-objdump on the path.
+
+    Raises:
+        DeviceUnavailableError: there is none.
+    """
+    for candidate in _candidates():
+        return candidate
+    raise DeviceUnavailableError("no disassembler for gfx950 was found", _REMEDY)
+
+
+def listing(code_object: CodeObject, kernel: KernelCode) -> str:
+    """The kernel's assembly text: its name, then an instruction a line with its byte offset behind it.
+
+    A disassembler that fails (an LLVM that is too old, a library that does not load) gives way to the next.
+
+    Raises:
+        DeviceUnavailableError: no disassembler, or each fails on these bytes.
+    """
+    failures = []
+    for candidate in _candidates():
+        try:
+            rows = candidate.decode(code_object, kernel)
+        except DisassemblyError as error:
+            failures.append(str(error))
+        else:
+            lines = (f"\t{text} // {offset:012X}:\n" for offset, text in rows)
+            return f"{kernel.metadata.name}:\n" + "".join(lines)
+    reasons = "; ".join(failures) or "no disassembler for gfx950 was found"
+    raise DeviceUnavailableError(f"{kernel.metadata.name} cannot be disassembled: {reasons}", _REMEDY)
+
+
+def _candidates() -> Iterator[Disassembler]:
+    wheel = importlib.util.find_spec("rocm")
+    for folder in (wheel.submodule_search_locations or []) if wheel else []:
+        library = Path(folder, "llvm", "librocmllvm.so")
+        if library.is_file():
+            yield Disassembler(str(library), functools.partial(_by_library, str(library)))
+    names = [str(Path(os.environ.get("ROCM_PATH", "/opt/rocm"), "llvm", "bin", "llvm-objdump"))]
+    names += [f"llvm-objdump-{version}" for version in range(_NEWEST_LLVM, _OLDEST_LLVM - 1, -1)]
+    for name in (*names, "llvm-objdump"):
+        program = shutil.which(name)
+        if program is not None and _llvm_version(program) >= _OLDEST_LLVM:
+            yield Disassembler(program, functools.partial(_by_objdump, program))
+
+
+@functools.cache
+def _llvm_version(program: str) -> int:
+    try:
+        shown = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    version = re.search(r"LLVM version (\d+)", shown)
+    return int(version[1]) if version else 0
+
+
+def _run(command: list[str], stdin: bytes | None = None) -> str:
+    try:
+        return subprocess.run(
+            command, input=stdin, check=True, capture_output=True, timeout=_TIMEOUT_S
+        ).stdout.decode()
+    except subprocess.CalledProcessError as error:
+        raise DisassemblyError(
+            f"{' '.join(command)} failed with status {error.returncode}: {error.stderr.decode().strip()}"
+        ) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DisassemblyError(f"{' '.join(command)} failed: {error}") from error
+
+
+def _by_library(library: str, _code_object: CodeObject, kernel: KernelCode) -> list[tuple[int, str]]:
+    shown = _run([sys.executable, "-I", "-S", str(_PROGRAM), library], kernel.code)
+    rows = (line.split("\t", 1) for line in shown.splitlines())
+    return [(int(offset), text) for offset, text in rows]
+
+
+def _by_objdump(program: str, code_object: CodeObject, kernel: KernelCode) -> list[tuple[int, str]]:
+    with tempfile.NamedTemporaryFile(suffix=".hsaco") as file:
+        file.write(code_object.image)
+        file.flush()
+        shown = _run([program, "-d", f"--disassemble-symbols={kernel.metadata.name}", file.name])
+    rows = [(int(address, 16) - kernel.entry_address, text) for text, address in _OBJDUMP_LINE.findall(shown)]
+    rows = [(offset, text) for offset, text in rows if offset < len(kernel.code)]  # behind it is padding
+    if not rows:
+        raise DisassemblyError(f"{program} shows no instruction of {kernel.metadata.name}")
+    return rows

@@ -27,10 +27,57 @@ from kernel.gfx950 import (
     parse_program,
     run,
 )
-from kernel.gfx950.hip import build, code_object, disassembler, library
-from kernel.gfx950.hip.allocations import Allocation, extents, merged
-from kernel.gfx950.hip.kernel_arguments import kernarg_segment
-from kernel.gfx950.hip.library import LAUNCH_CALLBACK, Launch
+from kernel.gfx950.hip import code_object, standin
+from kernel.gfx950.hip.code_object import kernarg_segment
+from kernel.gfx950.hip.standin import LAUNCH_CALLBACK, Launch
+
+# Which host memory a launch may touch: the elements of its tensors, nothing beside them.
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """``size`` bytes at ``address``."""
+
+    address: int
+    size: int
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+
+def extents(tensors: Iterable[torch.Tensor]) -> list[Allocation]:
+    """From the first to the last element of each tensor; tensors that overlap are one allocation.
+
+    Raises:
+        ValueError: a tensor is not on the CPU.
+    """
+    found: list[Allocation] = []
+    for position, tensor in enumerate(tensors):
+        if tensor.device.type != "cpu":
+            raise ValueError(
+                f"tensors[{position}].device = {tensor.device}: the simulated device's memory is the CPU's"
+            )
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+            size = (last + 1) * tensor.element_size()
+            name = f"tensor {position} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            found.append(Allocation(tensor.data_ptr(), size, name))
+    return merged(found)
+
+
+def merged(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """The same bytes as allocations that do not overlap, in order of address."""
+    result: list[Allocation] = []
+    for allocation in sorted(allocations, key=lambda a: a.address):
+        if result and allocation.address < result[-1].end:
+            last = result.pop()
+            end = max(last.end, allocation.end)
+            allocation = Allocation(last.address, end - last.address, f"{last.name} and {allocation.name}")
+        result.append(allocation)
+    return result
+
 
 ARCHITECTURE = "gfx950"
 COMPUTE_UNITS = 256
@@ -107,9 +154,9 @@ class SimulatedDevice:
                     f"{variable}={asked}: the simulated device is a {ARCHITECTURE}", f"unset {variable}"
                 )
         if self._library is None:
-            library.refuse_real_hip()
-        builder = "built before" if build.is_built() else f"to be built by {shlex.join(build.compiler())}"
-        return f"stand-in HIP {builder}, disassembler {disassembler.find().source}"
+            standin.refuse_real_hip()
+        builder = "built before" if standin.is_built() else f"to be built by {shlex.join(standin.compiler())}"
+        return f"stand-in HIP {builder}, disassembler {code_object.find().source}"
 
     def prepare(self) -> None:
         """Build and load the stand-in, before anything loads HIP; have FlyDSL compile for gfx950.
@@ -121,7 +168,7 @@ class SimulatedDevice:
         self.check()
         os.environ.setdefault("FLYDSL_GPU_ARCH", ARCHITECTURE)
         if self._library is None:
-            self._library = library.load(build.library())
+            self._library = standin.load(standin.library())
             self._library.sim_set_launch(self._callback)
 
     def stream(self) -> int:
@@ -249,7 +296,7 @@ def _program(image: bytes, name: str) -> tuple[code_object.CodeObject, Program]:
     if loaded.target.rpartition("-")[2].partition(":")[0] != ARCHITECTURE:
         raise ValueError(f"code object for {loaded.target}: the simulated device is a {ARCHITECTURE}")
     kernel = loaded.kernels[name]
-    program = parse_program(disassembler.listing(loaded, kernel), {name: kernel.metadata})
+    program = parse_program(code_object.listing(loaded, kernel), {name: kernel.metadata})
     # The interpreter has no clock: it would give the right result where the device reads a stale register.
     check_hazards(program.kernels[name])
     return loaded, program

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel.errors import IndexerError
-from kernel.gfx950.parse import Instruction
-from kernel.gfx950.run_report import instruction_class
+from kernel.gfx950.launch import instruction_class
+from kernel.gfx950.parse import Instruction, Kernel, KernelMetadata
 
 SIMDS = 4
 """SIMDs of a compute unit."""
@@ -62,7 +62,7 @@ class ModelClocks:
 
 
 def count_classes(trip: Sequence[Instruction]) -> Counter[str]:
-    """Instructions of a trip by :func:`kernel.gfx950.run_report.instruction_class`."""
+    """Instructions of a trip by :func:`kernel.gfx950.launch.instruction_class`."""
     return Counter(map(instruction_class, trip))
 
 
@@ -119,3 +119,180 @@ def dma_bytes(instruction: Instruction) -> int:
     if size is None:
         raise UnknownRateError(f"line {instruction.line}: {instruction.text}: its bytes are not known")
     return size * LANES
+
+
+# The natural loops of a kernel, from its branches.
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop: instruction indices. Every trip enters at ``header``."""
+
+    header: int
+    body: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Basic blocks by the index of their first instruction: ``end`` (exclusive) and successors."""
+
+    end: dict[int, int]
+    successors: dict[int, tuple[int, ...]]
+
+
+def natural_loops(kernel: Kernel) -> list[Loop]:
+    """Every loop of the kernel, outer ones before those that they hold; loops of one header are one loop."""
+    flow = _basic_blocks(kernel)
+    dominators = _dominators(flow.successors)
+    bodies: dict[int, set[int]] = {}
+    for block, following in flow.successors.items():
+        for header in following:
+            if header in dominators.get(block, ()):
+                bodies.setdefault(header, {header}).update(_reaching(block, header, flow.successors))
+    loops = [
+        Loop(header, frozenset(i for block in body for i in range(block, flow.end[block])))
+        for header, body in bodies.items()
+    ]
+    return sorted(loops, key=lambda loop: (-len(loop.body), loop.header))
+
+
+def _basic_blocks(kernel: Kernel) -> _Flow:
+    instructions = kernel.instructions
+    branches = {
+        at: kernel.target(instruction)
+        for at, instruction in enumerate(instructions)
+        if instruction_class(instruction) == "branch"
+    }
+    ends = {at for at, instruction in enumerate(instructions) if instruction.mnemonic == "s_endpgm"}
+    starts = sorted({0, *branches.values(), *(at + 1 for at in (*branches, *ends))} - {len(instructions)})
+    end = dict(zip(starts, [*starts[1:], len(instructions)]))
+    successors: dict[int, tuple[int, ...]] = {}
+    for start, stop in end.items():
+        last = stop - 1
+        follows = (stop,) if stop in end and last not in ends else ()
+        if last in branches:
+            always = instructions[last].mnemonic == "s_branch"
+            follows = (branches[last],) if always else (*follows, branches[last])
+        successors[start] = follows
+    return _Flow(end, successors)
+
+
+def _dominators(successors: dict[int, tuple[int, ...]]) -> dict[int, set[int]]:
+    """Of each block that can be reached from the first, the blocks on every way to it."""
+    order: list[int] = []
+    seen = {0}
+    stack = [(0, iter(successors[0]))]
+    while stack:
+        block, rest = stack[-1]
+        following = next((b for b in rest if b not in seen), None)
+        if following is None:
+            order.append(block)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(successors[following])))
+    order.reverse()
+    predecessors: dict[int, list[int]] = {block: [] for block in order}
+    for block in order:
+        for following in successors[block]:
+            predecessors[following].append(block)
+    dominators = {block: set(order) for block in order}
+    dominators[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for block in order[1:]:
+            found = set.intersection(*(dominators[p] for p in predecessors[block])) | {block}
+            if found != dominators[block]:
+                dominators[block] = found
+                changed = True
+    return dominators
+
+
+def _reaching(block: int, header: int, successors: dict[int, tuple[int, ...]]) -> set[int]:
+    """Blocks that reach ``block`` without passing ``header``."""
+    predecessors: dict[int, list[int]] = {}
+    for source, targets in successors.items():
+        for target in targets:
+            predecessors.setdefault(target, []).append(source)
+    found, waiting = {header}, [block]
+    while waiting:
+        at = waiting.pop()
+        if at not in found:
+            found.add(at)
+            waiting += predecessors.get(at, [])
+    return found
+
+
+# Registers, spills, scratch and LDS of a compiled kernel, and how many waves of it a SIMD holds.
+
+SIMD_VGPRS = 512
+"""Vector registers of a lane on a SIMD, of both kinds, for all its waves."""
+_VGPR_GRANULE = 8
+SIMD_SGPRS = 800
+_SGPR_GRANULE = 16
+_MOST_WAVES = 8
+"""Waves a SIMD holds at most."""
+CU_LDS_BYTES = 160 * 1024
+_LDS_GRANULE = 1280
+"""Bytes that LDS is handed out in (granulated_lds_size in the user guide of LLVM's AMDGPU back end)."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What the compiler's output asks for; facts.
+
+    Attributes:
+        vgpr: vector registers of a lane, accumulator registers included. agpr: accumulator registers.
+        sgpr: scalar registers of a wave. vgpr_spills, sgpr_spills: registers spilled. scratch_bytes: a lane.
+        lds_bytes: a workgroup. waves_per_simd: waves that fit a SIMD at once, of whole workgroups.
+    """
+
+    vgpr: int
+    agpr: int
+    sgpr: int
+    vgpr_spills: int
+    sgpr_spills: int
+    scratch_bytes: int
+    lds_bytes: int
+    waves_per_simd: int
+
+
+def resources(metadata: KernelMetadata) -> Resources:
+    """Read the compiler's notes.
+
+    Raises:
+        KeyError: a note is missing, so the metadata is not that of a whole assembly text or code object.
+    """
+    notes = metadata.notes
+    workgroup_waves = -(-notes["max_flat_workgroup_size"] // LANES)
+    return Resources(
+        vgpr=notes["vgpr_count"],
+        agpr=notes["agpr_count"],
+        sgpr=notes["sgpr_count"],
+        vgpr_spills=notes["vgpr_spill_count"],
+        sgpr_spills=notes["sgpr_spill_count"],
+        scratch_bytes=metadata.scratch_bytes,
+        lds_bytes=metadata.lds_bytes,
+        waves_per_simd=waves_per_simd(
+            notes["vgpr_count"], notes["sgpr_count"], metadata.lds_bytes, workgroup_waves
+        ),
+    )
+
+
+def waves_per_simd(vgpr: int, sgpr: int, lds_bytes: int, workgroup_waves: int) -> int:
+    """Waves of a kernel that a SIMD holds at once, limited by registers and by LDS."""
+    by_registers = min(
+        SIMD_VGPRS // _granules(vgpr, _VGPR_GRANULE),
+        SIMD_SGPRS // _granules(sgpr, _SGPR_GRANULE),
+        _MOST_WAVES,
+    )
+    waves_per_workgroup = -(-workgroup_waves // SIMDS)  # on each SIMD
+    workgroups = by_registers // waves_per_workgroup
+    if lds_bytes:
+        workgroups = min(workgroups, CU_LDS_BYTES // _granules(lds_bytes, _LDS_GRANULE))
+    return workgroups * waves_per_workgroup
+
+
+def _granules(count: int, granule: int) -> int:
+    return max(-(-count // granule), 1) * granule

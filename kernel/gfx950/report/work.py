@@ -6,13 +6,23 @@ bytes at the memory's, the larger of the two, as if they overlapped wholly and n
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
+from kernel.backends.flydsl.geometry import THREADS, WAVES, KeyType, Variant
+from kernel.batch import LOCAL_SCORE
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
-from kernel.gfx950.report.model import SIMDS, VALU_CLOCKS
-from kernel.gfx950.report.resources import Resources, resources
-from kernel.gfx950.run_report import RunReport
+from kernel.gfx950.launch import RunReport, run
+from kernel.gfx950.memory import Memory
+from kernel.gfx950.parse import parse_program
+from kernel.gfx950.report.model import SIMDS, VALU_CLOCKS, Resources, resources
+from kernel.gfx950.report.prefill import Target, no_spills, wait_states
+from kernel.plan import MAXIMA_BLOCKS
 
 COMPUTE_UNITS = 256
 CLOCKS_PER_US = 2400
@@ -119,3 +129,160 @@ def report_of(report: RunReport, works: tuple[Work, ...]) -> WorkReport:
     if kernel.metadata is None:
         raise ValueError(f"{kernel.name} has no metadata")
     return WorkReport(kernel.name, resources(kernel.metadata), tuple(hazard_distances(kernel)), works)
+
+
+# The top-k kernels on the interpreter: rows of random scores that end in a local block's sentinel.
+
+CALL_ROWS = 32_768
+"""Rows of a prefill of 8,192 queries with 4 heads."""
+_ROWS = 16
+
+
+def shape(num_blocks: int, k: int, grouped: bool) -> Shape:
+    """Rows of ``num_blocks`` blocks: maxima and ``k`` groups read, or all scores; a length; ids written."""
+    cells = 4 * num_blocks
+    if grouped and num_blocks > CACHE_LINE_BYTES // 4 * k:
+        cells = 4 * -(-num_blocks // MAXIMA_BLOCKS) + CACHE_LINE_BYTES * k
+    name = f"{CALL_ROWS:,} rows x {num_blocks:,} blocks, k = {k}"
+    return Shape(name, "row", CALL_ROWS, cells + 4 + 4 * k)
+
+
+def lengths(variant: Variant) -> tuple[int, ...]:
+    """Blocks of the rows that a kernel is reported for: its longest, and some shorter ones."""
+    if variant.most_groups is None:
+        return (8192, 4096, 1024)
+    most = variant.most_groups * MAXIMA_BLOCKS or 16_384
+    return (most, most // 2, 300)
+
+
+def report_topk(assembly: str, variant: Variant) -> WorkReport:
+    """Run a kernel on rows of each of its :func:`lengths` and count.
+
+    Args:
+        assembly: the compiler's text, metadata included.
+        variant: the kernel.
+
+    Raises:
+        InterpreterError: the kernel is wrong.
+    """
+    works: list[Work] = []
+    for num_blocks in lengths(variant):
+        found = _interpret(assembly, variant, num_blocks)
+        grouped = variant.most_groups is not None
+        works.append(work_of(shape(num_blocks, variant.best, grouped), found, _ROWS))
+    return report_of(found, tuple(works))
+
+
+def _interpret(assembly: str, variant: Variant, num_blocks: int) -> RunReport:
+    k, grouped = variant.best, variant.most_groups is not None
+    scores = np.random.default_rng(3).standard_normal((_ROWS, num_blocks)).astype(np.float32)
+    scores[:, -1] = LOCAL_SCORE
+    groups = -(-num_blocks // MAXIMA_BLOCKS)
+    padded = np.full((_ROWS, groups * MAXIMA_BLOCKS), -np.inf, np.float32)
+    padded[:, :num_blocks] = scores
+    maxima = padded.reshape(_ROWS, groups, MAXIMA_BLOCKS).max(-1)
+    row_lengths = np.full(_ROWS, num_blocks, np.int32)
+    block_ids = np.empty((_ROWS, k), np.int32)
+    memory = Memory()
+    inputs = [
+        memory.register_array(array, label, writable=False).address
+        for array, label in ((scores, "scores"), (maxima, "maxima"), (row_lengths, "lengths"))
+    ]
+    out = memory.register_array(block_ids, "block ids", initialised=False).address
+    kernargs = struct.pack(
+        "<10q4i",
+        inputs[0], scores.size, num_blocks,
+        inputs[1] if grouped else 0, maxima.size, groups,
+        inputs[2], out, block_ids.size, k,
+        num_blocks, _ROWS, k, 0,
+    )  # fmt: skip
+    workgroups = -(-_ROWS // (WAVES * variant.rows_per_wave))
+    return run(
+        parse_program(assembly), variant.name, grid=(workgroups, 1, 1), block=(THREADS, 1, 1),
+        kernargs=kernargs, memory=memory,
+    )  # fmt: skip
+
+
+# An insert kernel on the interpreter: random keys to scattered slots.
+
+CALL_KEYS = 65_536
+_KEYS = 64
+_PAGES = 2
+_THREADS = 256
+_KEYS_A_WORKGROUP = 32
+_TOKEN_BYTES = PAGE_BYTES // BLOCK_TOKENS
+_SLOT_BYTES = 8
+
+
+def report_insert(assembly: str, name: str, key_type: KeyType) -> WorkReport:
+    """Run a kernel and count.
+
+    Args:
+        assembly: the compiler's text, metadata included.
+        name: the kernel's symbol.
+        key_type: the type of its keys.
+
+    Raises:
+        InterpreterError: the kernel is wrong.
+    """
+    value_bytes = key_type.num_bytes
+    random = np.random.default_rng(4)
+    values = random.standard_normal((_KEYS, HEAD_DIM)).astype(np.float32)
+    # The upper half of a float32 is a bfloat16, and some float16.
+    keys = values if value_bytes == 4 else (values.view(np.uint32) >> 16).astype(np.uint16)
+    slots = random.permutation(_PAGES * BLOCK_TOKENS)[:_KEYS].astype(np.int64)
+    pages = np.empty((_PAGES, PAGE_BYTES), np.uint8)
+    memory = Memory()
+    inputs = [
+        memory.register_array(array, label, writable=False).address
+        for array, label in ((keys, "keys"), (slots, "slots"))
+    ]
+    out = memory.register_array(pages, "pages", initialised=False).address
+    kernargs = struct.pack(
+        "<6qi", inputs[0], HEAD_DIM * value_bytes, inputs[1], out, PAGE_BYTES, _PAGES * BLOCK_TOKENS, _KEYS
+    )
+    found = run(
+        parse_program(assembly), name, grid=(_KEYS // _KEYS_A_WORKGROUP, 1, 1), block=(_THREADS, 1, 1),
+        kernargs=kernargs, memory=memory,
+    )  # fmt: skip
+    key_bytes = HEAD_DIM * value_bytes + _SLOT_BYTES + _TOKEN_BYTES
+    shape = Shape(f"{CALL_KEYS:,} keys", "key", CALL_KEYS, key_bytes)
+    return report_of(found, (work_of(shape, found, _KEYS),))
+
+
+# What the top-k and insert kernels are meant to reach, checked on a report.
+
+MAX_TOPK_US = 15.0
+"""Of 32,768 rows of 4,096 blocks through group maxima: 5 % of the time that scoring them takes."""
+MAX_OF_MEMORY = 1.2
+"""Time of a kernel that reads everything once, of that of its bytes."""
+_TOPK, _SCANS, _INSERT = "topk_group_k16_b4096", ("topk_scan_k16", "topk_scan_k32"), "insert_"
+
+
+def check_work_targets(report: WorkReport) -> list[Target]:
+    """Every aim, met or not; times are predictions."""
+    return [
+        no_spills(report.resources),
+        wait_states(report.hazards),
+        *_times(report),
+    ]
+
+
+def _times(report: WorkReport) -> Iterator[Target]:
+    longest = report.works[0]
+    if report.name == _TOPK:
+        found = longest.predicted_us
+        yield Target(
+            f"{longest.shape.name} (prediction)",
+            f"<= {MAX_TOPK_US} us",
+            f"{found:.1f} us",
+            found <= MAX_TOPK_US,
+        )
+    if report.name in _SCANS or report.name.startswith(_INSERT):
+        yield _of_memory(longest)
+
+
+def _of_memory(work: Work) -> Target:
+    found = work.predicted_us / work.memory_us
+    name = f"{work.shape.name}: time of its bytes' (prediction)"
+    return Target(name, f"<= {MAX_OF_MEMORY}", f"{found:.2f}", found <= MAX_OF_MEMORY)

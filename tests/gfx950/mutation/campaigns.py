@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kernel.backends.flydsl import kernel_names, toolchain
-from kernel.backends.flydsl.decode_layout import LAYOUTS, Layout
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.topk_variants import VARIANTS, Variant
+from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType, Layout, Variant
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import Kernel, RunReport, parse_program
 from tests.gfx950.mutation import (
@@ -45,7 +43,7 @@ class _Target:
 def prefill(heads: int) -> Campaign[PrefillLaunch]:
     """The prefill scorer for ``heads`` index heads, compiled now, under all launches."""
     return Campaign(
-        _kernel(kernel_names.score_prefill(heads)),
+        _kernel(geometry.prefill_name(heads)),
         prefill_inputs.launches(heads),
         lambda launch, report, _: prefill_work.check_work(launch, report),
         prefill_equivalents.REVIEWED,
@@ -56,7 +54,7 @@ def prefill(heads: int) -> Campaign[PrefillLaunch]:
 @cache
 def _decode(heads: int, layout: Layout) -> Campaign[Any]:
     return Campaign(
-        _kernel(kernel_names.score_decode(heads, layout)),
+        _kernel(geometry.decode_name(heads, layout)),
         decode_inputs.launches(heads),
         lambda launch, report, _: decode_work.check_work(launch, report),
         decode_equivalents.reviewed_of(heads),
@@ -72,7 +70,7 @@ def _topk(variant: Variant) -> Campaign[Any]:
 @cache
 def _insert(key_type: KeyType) -> Campaign[Any]:
     launches = list(row_inputs.insert_launches(key_type))
-    return _of_rows(_kernel(kernel_names.insert(key_type)), launches)
+    return _of_rows(_kernel(geometry.insert_name(key_type)), launches)
 
 
 def _of_rows(kernel: Kernel, launches: list[Launch]) -> Campaign[Any]:
@@ -92,14 +90,14 @@ def _kernel(name: str) -> Kernel:
 
 
 _TARGETS = {
-    **{kernel_names.score_prefill(h): _Target(partial(prefill, h), h, 12) for h in SUPPORTED_HEADS},
+    **{geometry.prefill_name(h): _Target(partial(prefill, h), h, 12) for h in SUPPORTED_HEADS},
     **{
-        kernel_names.score_decode(h, layout): _Target(partial(_decode, h, layout), h, 12)
+        geometry.decode_name(h, layout): _Target(partial(_decode, h, layout), h, 12)
         for layout in LAYOUTS
         for h in SUPPORTED_HEADS
     },
     **{variant.name: _Target(partial(_topk, variant), variant.best, 24) for variant in VARIANTS},
-    **{kernel_names.insert(one): _Target(partial(_insert, one), 0, None) for one in KeyType},
+    **{geometry.insert_name(one): _Target(partial(_insert, one), 0, None) for one in KeyType},
 }
 NAMES = tuple(_TARGETS)
 """Every kernel."""

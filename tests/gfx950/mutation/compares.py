@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kernel.gfx950 import Kernel
-from kernel.gfx950.decode import Stop, decode, decode_with
-from kernel.gfx950.register_use import register_use
+from kernel.gfx950.hazards import register_use
+from kernel.gfx950.isa.decode import Stop, decode, decode_with
 from kernel.gfx950.wave import Wave
 from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.mutation.mutants import Mutant, mutated

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kernel.gfx950 import Instruction, Kernel
-from kernel.gfx950.operands import EXEC
-from kernel.gfx950.register_use import Register, register_use
+from kernel.gfx950.hazards import Register, register_use
+from kernel.gfx950.parse import EXEC
 from tests.gfx950.mutation.paths import successors
 
 _COPIES = {"v_mov_b32": 1, "v_mov_b64": 2, "s_mov_b32": 1, "s_mov_b64": 2}

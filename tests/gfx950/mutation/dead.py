@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950 import Instruction, Kernel, UndefinedReadError
-from kernel.gfx950.counters import Flight
-from kernel.gfx950.decode import Stop, decode, decode_with
-from kernel.gfx950.form import Step
-from kernel.gfx950.operands import EXEC
-from kernel.gfx950.register_use import Register, register_use
-from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Wave
+from kernel.gfx950.hazards import Register, register_use
+from kernel.gfx950.isa.decode import Stop, decode, decode_with
+from kernel.gfx950.isa.form import Step
+from kernel.gfx950.parse import EXEC
+from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave
 
 _LENIENT = ("s_add", "s_sub", "s_min", "s_max", "s_mul", "s_lsh", "s_ashr", "s_cmp", "s_load", "buffer_load",
             "global_load", "ds_read")  # fmt: skip

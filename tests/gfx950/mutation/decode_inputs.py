@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-from kernel.backends.flydsl.score_decode_launch import MAX_ROWS
+from kernel.backends.flydsl.launch import MAX_ROWS
 from kernel.gfx950 import SCHEDULES
 from tests.gfx950.mutation.decode_launches import DecodeLaunch
 from tests.support.call import Call

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel.gfx950 import HazardError, Instruction, Kernel, UndefinedReadError, check_hazards
-from kernel.gfx950.register_use import register_use
+from kernel.gfx950.hazards import register_use
 from tests.gfx950.mutation.copies import writes_what_is_there
 from tests.gfx950.mutation.dead import can_be_poisoned, poisoned, sets_scc
 from tests.gfx950.mutation.hidden import changes_hidden_products_only

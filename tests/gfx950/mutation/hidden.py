@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950 import Instruction, Kernel
-from kernel.gfx950.decode import Stop, decode, decode_with
-from kernel.gfx950.form import Step
+from kernel.gfx950.isa.decode import Stop, decode, decode_with
+from kernel.gfx950.isa.form import Step
 from kernel.gfx950.wave import Wave
 from tests.gfx950.mutation.launch import Launch
 from tests.gfx950.mutation.mutants import Mutant, mutated

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernel.gfx950 import Instruction, Kernel
-from kernel.gfx950.decode import decode_like
+from kernel.gfx950.isa.decode import decode_like
 from kernel.gfx950.parse import parse_instruction
 from tests.gfx950.mutation.lane_changes import lane_changes
 

@@ -7,8 +7,7 @@ from itertools import islice
 
 import numpy as np
 
-from kernel.backends.flydsl.key_type import KeyType
-from kernel.backends.flydsl.topk_variants import Variant
+from kernel.backends.flydsl.geometry import KeyType, Variant
 from kernel.gfx950 import SCHEDULES
 from tests.gfx950.bound_network import telling_rows
 from tests.gfx950.key_groups import hard_keys

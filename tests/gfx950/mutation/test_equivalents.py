@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from kernel.backends.flydsl.kernel_names import score_prefill
+from kernel.backends.flydsl.geometry import prefill_name
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import InterpreterError, Kernel, Memory, Program, UndefinedReadError, run
 from tests.gfx950.mutation.campaigns import mutants_of, prefill
@@ -132,7 +132,7 @@ def test_poison_stays_in_its_row_column_or_cell_of_a_product(part: str) -> None:
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 def test_no_mutant_that_gives_wrong_scores_is_without_use(heads: int) -> None:
     found = prefill(heads)
-    everything = mutants_of(score_prefill(heads))
+    everything = mutants_of(prefill_name(heads))
     caught = 0
     for at in np.random.default_rng(heads).permutation(len(everything)):
         mutant = everything[at]

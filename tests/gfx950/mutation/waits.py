@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernel.gfx950 import Instruction, Kernel
-from kernel.gfx950.register_use import Register, register_use
+from kernel.gfx950.hazards import Register, register_use
 from tests.gfx950.mutation.paths import successors
 
 _SCALAR_LOAD, _LDS, _VECTOR = "scalar load", "LDS", "vector memory"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from indexer.case import Case
-from indexer.case.part import parts
+from indexer.case.case import parts
 from indexer.explain import EngineJudge, EngineVerdict
 from indexer.oracle import run_oracle
 from kernel.backends.base import SCORE_TOLERANCE

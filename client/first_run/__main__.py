@@ -1,0 +1,46 @@
+"""One part: a JSON object a line on stdout for each of its items, at once; exit code 0 if all are right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from client.first_run import checks, speed
+from client.first_run.checks import BACKENDS, Item, Setting
+
+PARTS: dict[str, Callable[[Setting], Iterator[Item]]] = {
+    "check-cases": checks.cases,
+    "check-decode": checks.decode,
+    "check-select": checks.select,
+    "check-topk": checks.topk,
+    "check-insert": checks.insert,
+    "speed-prefill": speed.prefill,
+    "speed-decode": speed.decode,
+    "speed-topk": speed.topk,
+    "speed-insert": speed.insert,
+    "counters": checks.counters,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run a part; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0])
+    parser.add_argument("--folder", type=Path, default=Path("first-run"), help="for files of its own")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    right = True
+    for item in PARTS[options.part](Setting(options.backend, options.folder)):
+        print(json.dumps(item), flush=True)
+        right = right and item["ok"] is not False
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,464 @@
+"""Judges an engine's result part by part, then names what explains it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from indexer.case import Case, EngineRecord
+from indexer.case.case import Part
+from indexer.explain.causes import hypotheses, keys, pages
+from indexer.explain.evidence import (
+    Evidence,
+    Ints,
+    PageKeys,
+    gather_evidence,
+    prediction_by_contract,
+    right_keys,
+)
+from indexer.explain.findings import Judged, findings, parts_at_fault
+from indexer.explain.judge import judge_part
+from indexer.explain.match import Hypothesis, Match, disagreements, few_faulty, match, narrowed
+from indexer.explain.verdict import (
+    FAULT,
+    KINDS,
+    RIGHT,
+    ROUNDING,
+    TIE,
+    UNJUDGED,
+    VERDICTS,
+    Bools,
+    Cause,
+    EngineVerdict,
+    Finding,
+    Kind,
+    WrittenKeys,
+)
+from indexer.oracle import WRONG_CELL_ERROR, OracleResult
+from kernel.backends.reference.quantizer import dequantize_keys, quantize_keys
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
+
+# Which fault explains an engine's result: better than all others, or not named.
+
+NAMED_SHARE = 0.9
+"""Share of faulty rows that a cause must give exactly, and of right rows that it must leave right."""
+NAMED_BITS = 8
+"""What a named cause must get right beside chance, see :func:`indexer.explain.match.disagreements`."""
+FITTED_BITS = 12
+"""The same for one that was fitted to the result."""
+CANDIDATE_SHARE = 0.25
+"""Share of faulty rows from which a cause is worth showing."""
+MAX_CANDIDATES = 4
+TIME_LIMIT = 120.0
+"""Seconds after which no further fault is tried; one that is being tried is finished."""
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What explains a result.
+
+    Attributes:
+        causes: the fault that explains best, or those that explain as well and cannot be told from it.
+        candidates: others that explain a part, best first.
+        untried: names of faults for which there was no time.
+        most: largest share of the sample's faulty rows that one fault explains.
+    """
+
+    causes: tuple[Cause, ...]
+    candidates: tuple[Cause, ...]
+    untried: tuple[str, ...]
+    most: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """A hypothesis and how it fares."""
+
+    hypothesis: Hypothesis
+    match: Match
+    cause: Cause
+    bits: int
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Rows given, then how little was fitted, then cells given."""
+        return self.cause.explained + self.cause.kept, -self.cause.fitted, self.match.cells
+
+    @property
+    def names(self) -> bool:
+        """Whether this is enough to name it."""
+        cause = self.cause
+        # Which part of the call is looked at was fitted, too.
+        enough = self.bits >= (FITTED_BITS if cause.fitted or cause.only else NAMED_BITS)
+        many = cause.explained >= NAMED_SHARE * cause.faulty and cause.kept >= NAMED_SHARE * cause.right
+        return enough and many
+
+
+def name_causes(
+    evidence: Evidence,
+    seconds: float = TIME_LIMIT,
+    clock: Callable[[], float] = time.monotonic,
+    only: str | None = None,
+) -> Naming:
+    """Try every fault: on a few rows, on all rows in some columns, and then as a whole.
+
+    A fault explains a row where it gives what the engine has and the contract does not.
+
+    Args:
+        evidence: the sample.
+        seconds: after which no further fault is tried.
+        clock: seconds.
+        only: the part of the call that the sample is of, in words.
+    """
+    end = clock() + seconds
+    right = prediction_by_contract(evidence)
+    wrong = evidence.faulty & ~match(right, evidence).rows
+    if not wrong.any():
+        return Naming((), (), ())
+    bits = disagreements(evidence, right)
+    narrow = narrowed(evidence, right)
+    few = few_faulty(evidence, right, wrong)
+    untried: list[str] = []
+
+    def in_time(found: list[Hypothesis]) -> Iterator[Hypothesis]:
+        for hypothesis in found:
+            if clock() < end:
+                yield hypothesis
+            else:
+                untried.append(hypothesis.name)
+
+    left = [
+        hypothesis
+        for hypothesis in in_time(_speaking_of(hypotheses(evidence, narrow), only))
+        if match(hypothesis.predict(few), few).rows.any()
+    ]
+    if narrow is not evidence:  # what a fault gives in some columns is the most that it gives in all
+        most = [_try(hypothesis, narrow, wrong, bits, only) for hypothesis in in_time(left)]
+        most = [one for one in most if one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty]
+        left = [one.hypothesis for one in sorted(most, key=lambda one: one.rank, reverse=True)]
+    tried = [_try(hypothesis, evidence, wrong, bits, only) for hypothesis in in_time(left)]
+    tried = [one for one in tried if one.cause.explained]
+    tried.sort(key=lambda one: one.rank, reverse=True)
+    named = [one for one in tried[:1] if one.names]
+    if named:
+        named += [one for one in tried[1:] if one.rank == named[0].rank and one.names]
+    shown = {one.hypothesis.name for one in named}
+    others = [
+        one.cause
+        for one in tried
+        if one.hypothesis.name not in shown and one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty
+    ]
+    causes = tuple(one.cause for one in named)
+    most_given = max((one.cause.explained / one.cause.faulty for one in tried), default=0.0)
+    return Naming(causes, tuple(others[:MAX_CANDIDATES]), tuple(untried), most_given)
+
+
+def _speaking_of(found: list[Hypothesis], only: str | None) -> list[Hypothesis]:
+    """Those that a part of a call can have: what a page holds is the same for all that read it."""
+    if only is None:
+        return found
+    return [one for one in found if one.family != pages.FAMILY and not one.leaves_open]
+
+
+def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, only: str | None) -> Tried:
+    found = match(hypothesis.predict(evidence), evidence)
+    given = found.rows
+    if not hypothesis.leaves_open and evidence.blocks is None:
+        # A row read only from what is not in the file agrees with anything: that is no evidence.
+        given = given & found.told
+    fitted = hypothesis.fitted
+    if found.unknown and evidence.blocks is None:
+        fitted = max(fitted, 2)  # what the file does not tell contradicts nothing
+    explained = given & wrong
+    cause = Cause(
+        name=hypothesis.name,
+        family=hypothesis.family,
+        says=hypothesis.says,
+        explained=int(explained.sum()),
+        faulty=int(evidence.faulty.sum()),
+        kept=int((given & ~evidence.faulty).sum()),
+        right=int((~evidence.faulty).sum()),
+        fitted=fitted,
+        only=only,
+    )
+    return Tried(hypothesis, found, cause, int(bits[explained].sum()))
+
+
+# An engine's judged parts together: what there is of each kind, and whether all of it is right.
+
+
+class Tally:
+    """Collects the judgement of a case's parts.
+
+    Args:
+        case: the whole case.
+        engine: its result.
+        tolerance: largest score error allowed, in units of ``sum_i |q_i k_i|``.
+        max_findings: differences kept.
+        judged: ``[H, total_q]`` rows to judge; all if None.
+    """
+
+    def __init__(
+        self, case: Case, engine: EngineRecord, tolerance: float, max_findings: int, judged: Bools | None
+    ) -> None:
+        self._case, self._engine, self._tolerance = case, engine, tolerance
+        shape = (case.num_heads, case.total_q)
+        self._judged = np.ones(shape, dtype=bool) if judged is None else judged
+        self.grades = np.full(shape, UNJUDGED, dtype=np.int8)
+        self.selection_faults = np.zeros(shape, dtype=bool)
+        self.score_faults = np.zeros(shape, dtype=bool)
+        self._most = max_findings
+        self._faults: list[Finding] = []
+        self._legal: list[Finding] = []
+        self._counts: Counter[tuple[Kind, int]] = Counter()
+        self._error = 0.0
+        self._unmeasured: Counter[str] = Counter()
+
+    @property
+    def judges(self) -> bool:
+        """Whether the engine recorded anything that can be judged row by row."""
+        return self._engine.scores is not None or self._engine.block_ids is not None
+
+    def add(self, part: Part, oracle: OracleResult) -> None:
+        """Judge one part by the oracle's answer to it."""
+        record = part.case.engine
+        if record is None or not self.judges:
+            return
+        tokens = slice(part.first, part.first + part.case.total_q)
+        found = judge_part(part.case, record, oracle, self._tolerance, self._judged[:, tokens])
+        self.grades[:, tokens] = found.grades
+        for one in found.differences:
+            for grade, count in zip(*np.unique(one.grades, return_counts=True)):
+                self._counts[one.kind, int(grade)] += int(count)
+        if found.selection_faults is not None:
+            self.selection_faults[:, tokens] = found.selection_faults
+        if found.scores is not None:
+            self._error = max(self._error, found.scores.max_measured_error)
+            self._unmeasured.update(found.scores.unmeasured)
+            head, token, _ = found.scores.wrong.cells.T
+            self.score_faults[head, part.first + token] = True
+        told = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
+        for faults, kept in ((True, self._faults), (False, self._legal)):
+            room = self._most - len(self._faults) - (0 if faults else len(self._legal))
+            kept.extend(findings(told, found.differences, faults=faults, most=max(0, room)))
+
+    def verdict(self, naming: Naming, written: WrittenKeys | None) -> EngineVerdict:
+        """What all parts say together."""
+        faulty = self.grades == FAULT
+        unjudged = int((~self._judged).sum())
+        with_scores = self._engine.scores is not None
+        both = with_scores and self._engine.block_ids is not None
+        request = np.repeat(np.arange(self._case.batch), self._case.query_lens)
+        by_request = Counter(request[np.nonzero(faulty)[1]].tolist())
+        differences = {
+            kind: {VERDICTS[grade]: n for grade in (FAULT, ROUNDING, TIE) if (n := self._counts[kind, grade])}
+            for kind in KINDS
+        }
+        return EngineVerdict(
+            ok=not faulty.any() and not unjudged and (written is None or not written.wrong),
+            rows=int((self.grades != UNJUDGED).sum()),
+            unjudged_rows=unjudged,
+            right_rows=int((self.grades == RIGHT).sum()),
+            tie_rows=int((self.grades == TIE).sum()),
+            rounding_rows=int((self.grades == ROUNDING).sum()),
+            fault_rows=int(faulty.sum()),
+            selection_fault_rows=int(self.selection_faults.sum()) if both else None,
+            max_score_error=(WRONG_CELL_ERROR if self._unmeasured else self._error) if with_scores else None,
+            max_measured_error=self._error if with_scores else None,
+            unmeasured_cells=dict(self._unmeasured) if with_scores else None,
+            score_tolerance=self._tolerance,
+            fault_rows_by_request=dict(sorted(by_request.items())),
+            fault_rows_by_head={h: int(n) for h, n in enumerate(faulty.sum(axis=1)) if n},
+            differences={kind: counts for kind, counts in differences.items() if counts},
+            total_findings=self._counts.total(),
+            findings=(*self._faults, *self._legal)[: self._most],
+            causes=naming.causes,
+            candidates=naming.candidates,
+            untried=naming.untried,
+            written=written,
+        )
+
+
+# The fault that needs no hypothesis: right scores, and ids that are not the best by them.
+
+FAMILY = "selection"
+"""Share of faulty rows that must be so."""
+
+
+def selection_cause(
+    evidence: Evidence, selection_faults: Bools, score_faults: Bools, named: tuple[Cause, ...]
+) -> tuple[Cause, ...]:
+    """The cause, if nothing better was named.
+
+    Args:
+        evidence: a sample of rows.
+        selection_faults: ``[H, total_q]`` rows whose ids the engine's own scores contradict.
+        score_faults: ``[H, total_q]`` rows that have a wrong score.
+        named: causes that explain the scores or the ids. Those of ids in a wrong order take equal scores,
+            and close ones, in any order: they do not see an id that is one place too far.
+    """
+    if any(cause.family != "order of ids" for cause in named):
+        return named
+    contradicted = selection_faults[evidence.head, evidence.token]
+    scores_right = ~score_faults[evidence.head, evidence.token]
+    explained = int((scores_right & contradicted & evidence.faulty).sum())
+    faulty = int(evidence.faulty.sum())
+    if not explained or explained < NAMED_SHARE * faulty:
+        return named
+    right = int((~evidence.faulty).sum())
+    cause = Cause(
+        name="the ids are not the best by the engine's own scores",
+        family=FAMILY,
+        says="The scores are right, and the selection does not follow them: look at the top-k step, at what "
+        "it reads, and at what is done to its ids afterwards.",
+        explained=explained,
+        faulty=faulty,
+        kept=right,
+        right=right,
+        fitted=0,
+    )
+    return (cause,)
+
+
+# This step's keys against the bytes that the engine's pages hold for them: the writer's side.
+
+CHUNK_TOKENS = 4096
+SAMPLE_TOKENS = 256
+"""Wrong tokens that a cause is looked for in."""
+READINGS: tuple[tuple[str, str, PageKeys], ...] = (
+    ("nibbles are written swapped", keys.FAMILY, keys.swapped),
+    ("nibbles are written planar", keys.FAMILY, keys.planar),
+    ("scales are written interleaved with codes", keys.SCALE_ORDER_FAMILY, keys.interleaved),
+    ("scales are written group-major", keys.SCALE_ORDER_FAMILY, keys.group_major),
+    ("scales are written swizzled", keys.SCALE_ORDER_FAMILY, keys.swizzled),
+    ("scales are written before the codes", keys.SCALE_ORDER_FAMILY, keys.scales_first),
+    *(
+        (f"scales are written wrong: {name}", keys.SCALE_GROUP_FAMILY, keys.grouped(groups))
+        for name, _, groups in keys.GROUPINGS[:5]
+    ),
+    ("keys are written with the other sign", keys.SIGN_FAMILY, keys.negated),
+    ("keys are not written", "stale or unwritten page", lambda pages: np.zeros((len(pages), 128, 128), "f4")),
+)
+
+
+def check_written(case: Case) -> WrittenKeys | None:
+    """Compare, where a case has both keys of the step and pages."""
+    record = case.engine
+    if record is None or record.new_keys is None or case.pages is None or case.block_table is None:
+        return None
+    pages = case.pages.reshape(-1, PAGE_BYTES)
+    request = np.repeat(np.arange(case.batch), case.query_lens)
+    prefix = case.seq_lens.astype(np.int64) - case.query_lens - case.cu_seqlens_q[:-1]
+    position = np.arange(case.total_q) + prefix[request]
+    place, slot = case.block_table[request, position // BLOCK_TOKENS], position % BLOCK_TOKENS
+    wrong = np.zeros(case.total_q, dtype=bool)
+    for first in range(0, case.total_q, CHUNK_TOKENS):
+        chunk = slice(first, first + CHUNK_TOKENS)
+        codes, scales = quantize_keys(record.new_keys[chunk].astype(np.float64))
+        at_codes = slot[chunk, None] * TOKEN_CODE_BYTES + np.arange(TOKEN_CODE_BYTES)
+        at_scales = CODE_BYTES + slot[chunk, None] * GROUPS + np.arange(GROUPS)
+        packed = codes[:, 0::2] | codes[:, 1::2] << 4
+        wrong[chunk] = (pages[place[chunk, None], at_codes] != packed).any(axis=1)
+        wrong[chunk] |= (pages[place[chunk, None], at_scales] != scales).any(axis=1)
+    at = np.flatnonzero(wrong)
+    cause = None
+    if at.size:
+        cause = _cause(pages, record.new_keys, place, slot, at)
+    return WrittenKeys(
+        tokens=case.total_q,
+        wrong=int(at.size),
+        worst_request=int(request[at[0]]) if at.size else -1,
+        worst_position=int(position[at[0]]) if at.size else -1,
+        cause=cause,
+    )
+
+
+def _cause(
+    pages: NDArray[np.uint8],
+    keys: NDArray[np.generic],
+    place: NDArray[np.int32],
+    slot: NDArray[np.int64],
+    wrong: NDArray[np.int64],
+) -> Cause | None:
+    """The layout in which the wrong tokens' bytes are the right keys."""
+    at = wrong[np.unique(np.linspace(0, len(wrong) - 1, SAMPLE_TOKENS).round().astype(np.int64))]
+    codes, scales = quantize_keys(keys[at].astype(np.float64))
+    wanted = dequantize_keys(codes, scales).astype(np.float32)
+    used, inverse = np.unique(place[at], return_inverse=True)
+    best: Cause | None = None
+    for name, family, reading in READINGS:
+        read = reading(pages[used])[inverse, slot[at]]
+        if name == "keys are not written":
+            given = np.asarray((right_keys(pages[used])[inverse, slot[at]] == 0).all(axis=1))
+        else:
+            given = np.asarray((read == wanted).all(axis=1))
+        explained = int(given.sum())
+        if explained > 0.9 * len(at) and (best is None or explained > best.explained):
+            says = (
+                "The bytes of this step's keys are right if the page is read in that way: the writer has it."
+            )
+            if name == "keys are not written":
+                says = "The bytes of this step's keys are zero: the insert did not run, or not yet."
+            best = Cause(name, family, says, explained, len(at), 0, 0, 0)
+    return best
+
+
+MAX_FINDINGS = 1000
+"""Differences that are kept, faults before all else."""
+
+
+class EngineJudge:
+    """Collects the judgement of a case's parts.
+
+    Args:
+        case: the whole case, its keys in pages, its queries finite.
+        tolerance: largest score error allowed, in units of ``sum_i |q_i k_i|``.
+        max_findings: differences kept.
+        judged: ``[H, total_q]`` rows to judge; all if None.
+    """
+
+    def __init__(
+        self, case: Case, tolerance: float, max_findings: int = MAX_FINDINGS, judged: Bools | None = None
+    ) -> None:
+        if case.engine is None:
+            raise AssertionError("there is an engine's result to judge")
+        self._case, self._tolerance = case, tolerance
+        self._tally = Tally(case, case.engine, tolerance, max_findings, judged)
+
+    def add(self, part: Part, oracle: OracleResult) -> None:
+        """Judge one part by the oracle's answer to it."""
+        self._tally.add(part, oracle)
+
+    def verdict(self) -> EngineVerdict:
+        """What all parts say together."""
+        grades = self._tally.grades
+        naming = Naming((), (), ())
+        if (grades == FAULT).any():
+            end = time.monotonic() + TIME_LIMIT
+            evidence = gather_evidence(self._case, grades, FAULT, self._tolerance)
+            naming = name_causes(evidence)
+            if not naming.causes and naming.most >= NAMED_SHARE:
+                naming = self._named_in_a_part(grades, end) or naming
+            causes = selection_cause(
+                evidence, self._tally.selection_faults, self._tally.score_faults, naming.causes
+            )
+            naming = replace(naming, causes=causes)
+        return self._tally.verdict(naming, check_written(self._case))
+
+    def _named_in_a_part(self, grades: NDArray[np.int8], end: float) -> Naming | None:
+        """What a fault explains that only some rows of the call have: it leaves the right ones among them."""
+        for words, rows in parts_at_fault(self._case, grades):
+            seconds = end - time.monotonic()
+            if seconds <= 0:
+                break
+            own = np.where(rows, grades, UNJUDGED).astype(np.int8)
+            evidence = gather_evidence(self._case, own, FAULT, self._tolerance)
+            naming = name_causes(evidence, seconds, only=words)
+            if naming.causes:
+                return naming
+        return None

@@ -1,4 +1,0 @@
-"""What is run on the first MI355X: checks of every kernel, benchmarks, counters; see ``docs/gfx950.md``.
-
-A part is a process of its own, since a fault of a GPU ends the process that meets it.
-"""

@@ -1,0 +1,404 @@
+"""One wave's score of one page for up to 16 query rows: dequantisation, MFMAs, the max over tokens.
+
+    lane = 16 g + n     A: key row 16 m + n of M-tile m, B: query row n; both dims 32 g .. 32 g + 31
+                        D: tokens 16 m + 4 g .. + 3 of query row n
+
+The order of an MFMA's k is free as long as A and B agree on it, so a lane takes 16 CONSECUTIVE code bytes of
+a key row, and 2 of the row's 8 scale bytes. It takes the scales of whole rows, and lanes n, 16 + n, 32 + n,
+48 + n exchange them. How pages come to the lanes differs: ``score_decode_registers.py`` and
+``score_decode_staged.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import flydsl.expr as fx
+from flydsl._mlir import ir
+from flydsl._mlir.dialects import llvm
+from flydsl.expr.typing import T, as_ir_value
+
+from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl import ops as d
+from kernel.backends.flydsl.ops import Value
+from kernel.contract import CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
+
+# The arguments and sizes of the decode scorer. See ``score_decode.py``.
+
+MAX_ROWS = geo.MFMA_ROWS
+"""Query rows (``query_len * H``) of a request that the kernel scores."""
+TRIP_BLOCKS = 4
+"""Blocks that a wave scores in one trip, and pages that it has in flight."""
+SPREAD_GROUPS = 2
+"""Most groups of 16 blocks of a workgroup whose four waves share each group."""
+
+PARTIAL_BYTES = geo.WAVES * MAX_ROWS * 4
+"""Maxima of a shared group, one of each wave and row."""
+PLACE_BYTES = MAX_ROWS * 8
+"""Addresses of a shared group's maxima, one of each row; 0 where nothing is to be stored."""
+REQUEST_BYTES = 16
+"""What a wave keeps of a request: table row, first query, end of its queries, length."""
+LUT_AT = 0
+PARTIALS_AT = LUT_AT + geo.LUT_ENTRIES * geo.LUT_ENTRY_BYTES
+PLACES_AT = PARTIALS_AT + SPREAD_GROUPS * PARTIAL_BYTES
+REQUESTS_AT = PLACES_AT + SPREAD_GROUPS * PLACE_BYTES
+LDS_BYTES = REQUESTS_AT + geo.THREADS * REQUEST_BYTES
+
+
+@dataclass(frozen=True)
+class DecodeArguments:
+    """The kernel's arguments, in order; addresses in bytes, strides in cells unless they say bytes."""
+
+    q: fx.Int64
+    pages: fx.Int64
+    page_stride: fx.Int64
+    lut: fx.Int64
+    scores: fx.Int64
+    score_head_stride: fx.Int64
+    score_token_stride: fx.Int64
+    maxima: fx.Int64
+    """0 where no maxima are wanted."""
+    maxima_head_stride: fx.Int64
+    maxima_token_stride: fx.Int64
+    table: fx.Int64
+    table_rows: fx.Int64
+    """Row of the block table of each request, int32; so are the next three."""
+    query_starts: fx.Int64
+    query_ends: fx.Int64
+    seq_lens: fx.Int64
+    table_height: fx.Int32
+    table_width: fx.Int32
+    batch: fx.Int32
+    total_q: fx.Int32
+    num_pages: fx.Int32
+    score_blocks: fx.Int32
+    """Columns of the scores."""
+    fill_end: fx.Int32
+    """Column before which cells past a request's blocks get ``-inf``; 0 for none."""
+    init_blocks: fx.Int32
+    local_blocks: fx.Int32
+    log_workgroups: fx.Int32
+
+    @staticmethod
+    def late(name: str) -> Any:
+        """An argument read from the kernel's argument segment here and now.
+
+        All 40 words of them do not fit the scalar registers beside what the loop needs: those that are used
+        before or after it only are read when they are.
+        """
+        at = 0
+        for field in fields(DecodeArguments):
+            wide = field.type == "fx.Int64"
+            at += -at % (8 if wide else 4)
+            if field.name == name:
+                words = d.scalar_load(2 if wide else 1, _segment() + at)
+                return fx.Int64(llvm.BitcastOp(T.i64, words).result) if wide else fx.Int32(words)
+            at += 8 if wide else 4
+        raise AttributeError(name)
+
+
+def _segment() -> fx.Int64:
+    """Address of the kernel's arguments, hidden from LLVM: what is loaded from it is loaded there."""
+    kind = ir.Type.parse(f"!llvm.ptr<{d.CONSTANT}>")
+    segment = llvm.call_intrinsic(kind, "llvm.amdgcn.kernarg.segment.ptr", [], [], [])
+    return fx.Int64(d.pin_scalar(llvm.ptrtoint(T.i64, segment)))
+
+
+LOOK_AHEAD = 2
+"""M-tiles between the look-up of a scale and its use."""
+_LOW_HALVES, _HIGH_HALVES = 0x05040100, 0x07060302
+"""Byte selectors: the low or high 16 bits of two dwords."""
+
+StartValue = Callable[[int], Value]
+"""The accumulators' start value of an M-tile."""
+
+
+class PageScorer(ABC):
+    """Traces the work of one wave on one page.
+
+    Args:
+        lds: the workgroup's LDS, which holds the LUT.
+    """
+
+    depth: ClassVar[int]
+    """Pages that a wave has in flight, each in a slot of its own."""
+    values: ClassVar[int]
+    """Values that a page in flight is carried in."""
+
+    def __init__(self, lds: Value) -> None:
+        self.lds = lds
+        self.zero = d.pack([d.f32(0.0)] * geo.ACCUMULATORS, T.f32)
+        self.queries: Value = None
+
+    @abstractmethod
+    def load_scales(self, page: Value, slot: int) -> list[Value]:
+        """Request a page's scales into a slot: the first ``values`` of the page."""
+
+    @abstractmethod
+    def load_codes(self, page: Value, slot: int, m: int) -> list[Value]:
+        """Request the codes of M-tile m: the next values."""
+
+    @abstractmethod
+    def scales(self, page: list[Value], slot: int, younger: int) -> tuple[Value, Value]:
+        """The 8 scales of tokens 32 g + n and 32 g + 16 + n, two dwords each.
+
+        Args:
+            page: its values.
+            slot: its slot.
+            younger: M-tiles of codes requested after them, at least; and of pages, whose scales count as one.
+        """
+
+    @abstractmethod
+    def codes(self, page: list[Value], slot: int, m: int, younger: int) -> Value:
+        """16 code bytes of M-tile m; ``younger`` as for :meth:`scales`."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Before slots are loaded anew: nothing may be on its way into them."""
+
+    def load(self, page: Value, slot: int) -> list[Value]:
+        """Request a whole page, in the order in which it is due."""
+        values: list[Value] = []
+        for part in range(-1, geo.M_TILES):
+            values += self.load_scales(page, slot) if part < 0 else self.load_codes(page, slot, part)
+            d.fence()  # in the loop's order, or LLVM's waits there are for the worst of both
+        return values
+
+    def score(
+        self,
+        page: list[Value],
+        slot: int,
+        following: Value | None,
+        *,
+        pages_after: int,
+        start: StartValue | None = None,
+        late: Callable[[], None] | None = None,
+    ) -> tuple[Value, list[Value]]:
+        """The maximum over this lane's tokens of a page.
+
+        Args:
+            page: the page's values.
+            slot: where it is.
+            following: descriptor of the page that is requested into its place, part by part.
+            pages_after: pages requested after this one, at least.
+            start: the accumulators' start values, 0 by default.
+            late: runs under the last M-tile.
+
+        Returns:
+            The maximum, and the values of the following page.
+        """
+        loaded: list[Value] = []
+        requested = 0
+        after = pages_after * (1 + geo.M_TILES)
+
+        def younger(part: int) -> int:
+            return geo.M_TILES - 1 - part + after + requested
+
+        scales = self._spread(*self.scales(page, slot, younger(-1)))
+        if following is not None:
+            loaded += self.load_scales(following, slot)
+            requested += 1
+        codes = [self.codes(page, slot, 0, younger(0))]
+        magnitudes = [self._look_up(scales, m) for m in range(LOOK_AHEAD)]
+        d.fence()
+        highest: Value = None
+        accumulators: Value = None
+        for m in range(geo.M_TILES):
+            if m + 1 < geo.M_TILES:
+                codes.append(self.codes(page, slot, m + 1, younger(m + 1)))
+            if m + LOOK_AHEAD < geo.M_TILES:
+                magnitudes.append(self._look_up(scales, m + LOOK_AHEAD))
+            keys = _dequantised(codes[m], magnitudes[m])
+            if following is not None:
+                loaded += self.load_codes(following, slot, m)
+                requested += 1
+            previous = accumulators
+            accumulators = d.mfma(keys, self.queries, self.zero if start is None else start(m))
+            if previous is not None:
+                highest = _reduced(highest, previous)
+            if m == geo.M_TILES - 1 and late is not None:
+                late()
+            d.fence()
+        return d.pin(_reduced(highest, accumulators)), loaded
+
+    def _spread(self, low: Value, high: Value) -> list[Value]:
+        """The 4 x 4 exchange of scales: lanes hold all groups of M-tiles 2 g and 2 g + 1 and get groups 2 g
+        and 2 g + 1 of all M-tiles; dword j has M-tile 2 j in its low half and 2 j + 1 in its high half."""
+        even, odd = (d.swap(32, d.element(part, 0), d.element(part, 1)) for part in (low, high))
+        spread: list[Value] = []
+        for of_even, of_odd in zip(even, odd):
+            halves = [d.permute_bytes(of_odd, of_even, half) for half in (_LOW_HALVES, _HIGH_HALVES)]
+            spread += d.swap(16, *halves)
+        return [d.pin(dword) for dword in spread]
+
+    def _look_up(self, scales: list[Value], m: int) -> list[Value]:
+        """The 8 magnitudes of each of this lane's two scales of M-tile m."""
+        return [
+            d.load(2, d.offset(d.offset(self.lds, d.lut_offset(scales[m // 2], 2 * (m % 2) + half)), LUT_AT))
+            for half in range(2)
+        ]
+
+
+def _dequantised(codes: Value, magnitudes: list[Value]) -> Value:
+    """16 code bytes as operand A: of each 8 dims the 4 even ones, then the 4 odd ones."""
+    words: list[Value] = []
+    for k in range(4):
+        dword = d.element(codes, k)
+        words += [of(dword, magnitudes[k // 2]) for of in (d.even_dims, d.odd_dims)]
+    return d.pin(d.pack(words, T.i32))
+
+
+def _reduced(highest: Value | None, accumulators: Value) -> Value:
+    """The maximum of ``highest`` and the 4 tokens that this lane holds."""
+    tokens = [d.element(accumulators, i) for i in range(geo.ACCUMULATORS)]
+    values = tokens if highest is None else [highest, *tokens]
+    # Pinned in twos, each is one instruction that no later MFMA is held up by.
+    first = d.max_f32(d.max_f32(values[0], values[1]), values[2])
+    rest = values[3:]
+    second = d.max_f32(first, rest[0])
+    return d.pin(second if len(rest) == 1 else d.max_f32(second, rest[1]))
+
+
+# Pages that go from memory straight into the registers that they are used from.
+#
+# For each M-tile one load of 16 bytes a lane is the whole operand, 8 whole lines of 128 bytes; two loads of 8
+# bytes a lane bring the scales. Four pages in flight take 144 registers of a lane. Lanes that lie side by
+# side read 64 bytes apart: what the address unit makes of that is not known without the device.
+
+_SCALE_LOADS = 2
+_TILE_BYTES = geo.MFMA_ROWS * TOKEN_CODE_BYTES
+_TILE_SCALE_BYTES = geo.MFMA_ROWS * GROUPS
+_IMMEDIATE_BYTES = 4096
+"""What a load's offset may add to its lane's."""
+
+
+class RegisterPages(PageScorer):
+    """Pages in registers.
+
+    Args:
+        lds: the workgroup's LDS, which holds the LUT.
+        lane: this lane's number in the wave.
+    """
+
+    depth = 4
+    values = _SCALE_LOADS + geo.M_TILES
+
+    def __init__(self, lds: Value, lane: fx.Int32) -> None:
+        super().__init__(lds)
+        quarter, row = d.shift_right(lane, 4), lane & (geo.MFMA_ROWS - 1)
+        code = row * TOKEN_CODE_BYTES + quarter * geo.OPERAND_BYTES
+        self._code_offsets = [fx.Int32(d.pin(code + base)) for base in range(0, CODE_BYTES, _IMMEDIATE_BYTES)]
+        scale = quarter * (_SCALE_LOADS * _TILE_SCALE_BYTES) + row * GROUPS
+        self._scale_offset = fx.Int32(d.pin(scale + CODE_BYTES))
+
+    def load_scales(self, page: Value, slot: int) -> list[Value]:  # noqa: ARG002
+        """Scales of tokens 32 g + n, and of 32 g + 16 + n."""
+        return [
+            d.buffer_load(2, page, self._scale_offset + k * _TILE_SCALE_BYTES, d.NON_TEMPORAL)
+            for k in range(_SCALE_LOADS)
+        ]
+
+    def load_codes(self, page: Value, slot: int, m: int) -> list[Value]:  # noqa: ARG002
+        base, within = divmod(m * _TILE_BYTES, _IMMEDIATE_BYTES)
+        return [d.buffer_load(4, page, self._code_offsets[base] + within, d.NON_TEMPORAL)]
+
+    def scales(self, page: list[Value], slot: int, younger: int) -> tuple[Value, Value]:  # noqa: ARG002
+        low, high = page[:_SCALE_LOADS]
+        return low, high
+
+    def codes(self, page: list[Value], slot: int, m: int, younger: int) -> Value:  # noqa: ARG002
+        return page[_SCALE_LOADS + m]
+
+    def settle(self) -> None:
+        """Loads into registers write in order."""
+
+
+# Pages that a DMA brings into LDS, from where they are read as they are used.
+#
+# A DMA writes the 64 lanes' 16 bytes one after the other, so lanes that lie side by side can read memory side
+# by side: the friendliest order for the address unit, at the price of 144 clocks of LDS a page and CU
+# (prediction). LDS holds two pages of each of eight waves.
+#
+#     LDS of an M-tile    16-byte slot 4 n + (g ^ (n >> 2 & 3)) holds bytes 16 g .. 16 g + 15 of key row n
+#
+# so that the 16 lanes that read one column meet all banks once.
+#
+# LLVM would wait for every DMA in flight before any read of LDS, look-ups included. So the DMA is inline
+# assembly, which hides it, and the waits are made here: a DMA is over when no more than the ``younger`` ones
+# are in flight. It writes no register, so no hazard of the matrix unit is hidden with it.
+
+"""What a DMA's offset may add to its addresses, in memory and in LDS alike."""
+_DEPTH = 2
+STAGED_LDS_BYTES = LDS_BYTES + geo.WAVES * _DEPTH * PAGE_BYTES
+
+
+class StagedPages(PageScorer):
+    """Pages in LDS.
+
+    Args:
+        lds: the workgroup's LDS, of ``STAGED_LDS_BYTES``.
+        wave: number of this wave in the workgroup, uniform.
+        lane: this lane's number in the wave.
+    """
+
+    depth = _DEPTH
+    values = 0
+
+    def __init__(self, lds: Value, wave: fx.Int32, lane: fx.Int32) -> None:
+        super().__init__(lds)
+        self._pages_at = wave * (_DEPTH * PAGE_BYTES) + LDS_BYTES
+        row, chunk = d.shift_right(lane, 2), lane & 3
+        swizzled = row * TOKEN_CODE_BYTES + (chunk ^ (d.shift_right(row, 2) & 3)) * geo.OPERAND_BYTES
+        self._code_from = [
+            fx.Int32(d.pin(swizzled + base)) for base in range(0, CODE_BYTES, _IMMEDIATE_BYTES)
+        ]
+        self._scales_from = fx.Int32(d.pin(lane * geo.OPERAND_BYTES + CODE_BYTES))
+        quarter, row = d.shift_right(lane, 4), lane & (geo.MFMA_ROWS - 1)
+        column = (quarter ^ d.shift_right(row, 2)) * geo.OPERAND_BYTES
+        self._codes_at = d.offset(lds, fx.Int32(d.pin(self._pages_at + row * TOKEN_CODE_BYTES + column)))
+        scales = quarter * (2 * _TILE_SCALE_BYTES) + row * GROUPS + CODE_BYTES
+        self._scales_at = d.offset(lds, fx.Int32(d.pin(self._pages_at + scales)))
+
+    def load_scales(self, page: Value, slot: int) -> list[Value]:
+        self._dma(slot * PAGE_BYTES + CODE_BYTES, self._scales_from, page, 0)
+        return []
+
+    def load_codes(self, page: Value, slot: int, m: int) -> list[Value]:
+        base, within = divmod(m * _TILE_BYTES, _IMMEDIATE_BYTES)
+        self._dma(slot * PAGE_BYTES + base * _IMMEDIATE_BYTES, self._code_from[base], page, within)
+        return []
+
+    def scales(self, page: list[Value], slot: int, younger: int) -> tuple[Value, Value]:  # noqa: ARG002
+        _wait_for_dma(younger)
+        at = d.offset(self._scales_at, slot * PAGE_BYTES)
+        return d.load(2, at), d.load(2, d.offset(at, _TILE_SCALE_BYTES))
+
+    def codes(self, page: list[Value], slot: int, m: int, younger: int) -> Value:  # noqa: ARG002
+        _wait_for_dma(younger)
+        return d.load(4, d.offset(self._codes_at, slot * PAGE_BYTES + m * _TILE_BYTES))
+
+    def _dma(self, lds_at: int, from_offset: fx.Int32, page: Value, immediate: int) -> None:
+        """16 bytes of each lane, from its offset in the page to LDS one lane after the other."""
+        text = (
+            f"s_add_i32 m0, $0, {lds_at}\ns_nop 0\n"
+            f"buffer_load_dwordx4 $1, $2, 0 offen offset:{immediate} nt lds"
+        )
+        operands = [as_ir_value(x) for x in (self._pages_at, from_offset, _words(page))]
+        llvm.inline_asm(None, operands, text, "s,v,s,~{scc}", has_side_effects=True)
+
+    def settle(self) -> None:
+        _wait_for_dma(0)
+
+
+def _words(descriptor: Value) -> Value:
+    bits = llvm.ptrtoint(ir.IntegerType.get_signless(128), as_ir_value(descriptor))
+    return llvm.BitcastOp(d.vector_type(4, T.i32), bits).result
+
+
+def _wait_for_dma(left: int) -> None:
+    d.fence()
+    fx.rocdl.s_waitcnt(vmcnt=left)
+    d.fence()

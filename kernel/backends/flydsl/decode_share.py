@@ -1,0 +1,440 @@
+"""Which blocks a wave scores: the split of all requests' blocks over the waves, made on the device.
+
+The grid never depends on a length. Every wave adds up the units of all requests, takes its equal share of
+their concatenation and looks up the requests that it lies in. A unit is
+
+    one block, of one wave                              where no group maxima are wanted,
+    a group of 16 blocks, of one wave                   where they are and there are many groups,
+    a group, 4 blocks to each wave of a workgroup       where they are and there are few.
+
+A lane counts the units of ``ceil(batch / 64)`` consecutive requests; the first and the last request are then
+found among the lanes' sums and, where a lane stands for more than one, among the 64 requests from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import flydsl.expr as fx
+from flydsl._mlir.dialects import arith
+from flydsl.expr.typing import T
+
+from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl import ops as d
+from kernel.backends.flydsl.decode_page import (
+    MAX_ROWS,
+    PARTIAL_BYTES,
+    PARTIALS_AT,
+    PLACE_BYTES,
+    PLACES_AT,
+    REQUEST_BYTES,
+    REQUESTS_AT,
+    SPREAD_GROUPS,
+    TRIP_BLOCKS,
+    DecodeArguments,
+)
+from kernel.backends.flydsl.ops import Value, ballot, count_lanes, lane_value, prefix_sum
+from kernel.batch import INIT_SCORE, LOCAL_SCORE
+from kernel.contract import BLOCK_TOKENS
+from kernel.plan import MAXIMA_BLOCKS
+
+_LOG_WAVES, _LOG_GROUP, _LOG_TRIP = (geo.WAVES.bit_length() - 1, 4, 2)
+_FIELDS = REQUEST_BYTES // 4
+
+
+@dataclass(frozen=True)
+class RequestPart:
+    """One request and the blocks of it that a wave scores; all uniform.
+
+    Attributes:
+        table_row, query_start, query_len, seq_len: of the request. num_blocks: blocks it has scores for.
+        first: the wave's first block. end: the block after its last, not after the part's first block where
+            the wave has none. log_step: blocks of one trip follow those of the trip before by 2^log_step.
+        slot: number of the part's first group among the workgroup's, where these are spread over its waves.
+    """
+
+    table_row: fx.Int32
+    query_start: fx.Int32
+    query_len: fx.Int32
+    seq_len: fx.Int32
+    num_blocks: fx.Int32
+    first: fx.Int32
+    end: fx.Int32
+    log_step: fx.Int32
+    slot: fx.Int32
+
+    def has(self, block: Value, spread: Value) -> fx.Boolean:
+        """Whether a block is the wave's."""
+        inside = (block >= self.first) & (block < self.end)
+        quarter = ((block - self.first) & (MAXIMA_BLOCKS - 1)) < TRIP_BLOCKS
+        return fx.Boolean(inside & (quarter | (spread == 0)))
+
+
+class Share:
+    """Traces the split.
+
+    Args:
+        arguments: the kernel's arguments.
+        workgroup: number of this workgroup.
+        wave: number of this wave in the workgroup, uniform.
+        lane: number of this lane in the wave.
+        lds: the workgroup's LDS.
+    """
+
+    def __init__(
+        self, arguments: DecodeArguments, workgroup: fx.Int32, wave: fx.Int32, lane: fx.Int32, lds: Value
+    ) -> None:
+        self.arguments = arguments
+        self.wave, self.lds, self._lane = wave, lds, lane
+        self.most_blocks = d.minimum(arguments.score_blocks, arguments.table_width)
+        self.wants_maxima = arguments.maxima != 0
+        self.log_unit = fx.Int32(d.select(self.wants_maxima, d.i32(_LOG_GROUP), d.i32(0)))
+        self.requests_at = d.offset(lds, wave * (geo.LANES * REQUEST_BYTES) + REQUESTS_AT)
+        self._split(workgroup)
+
+    # ---- lanes ----
+    def lane(self) -> fx.Int32:
+        """This lane's number, hidden: what is made of it takes no register before it is needed."""
+        return fx.Int32(d.pin(self._lane))
+
+    def quarter(self) -> fx.Int32:
+        """Which of four blocks this lane's scores are of."""
+        return d.shift_right(self.lane(), 4)
+
+    def row(self) -> fx.Int32:
+        """Which query row they are of."""
+        return self.lane() & (geo.MFMA_ROWS - 1)
+
+    # ---- requests ----
+    def _request(self, number: Value) -> list[Value]:
+        """Table row, query start, query end and length of a request, one a lane; length 0 past the batch.
+
+        The index is clamped, and not left to a descriptor's bounds: LLVM may merge loads, and of a merged
+        load that is partly outside even the inner part may be 0.
+        """
+        args = self.arguments
+        at = fx.Int32(arith.minui(d.i32(number), d.i32(args.batch - 1))) * 4
+        fields = [
+            d.buffer_load(1, d.buffer(base, args.batch * 4), at)
+            for base in (args.table_rows, args.query_starts, args.query_ends, args.seq_lens)
+        ]
+        return [*fields[:3], d.select(d.below(number, args.batch), fields[3], d.i32(0))]
+
+    def _blocks(self, fields: list[Value]) -> fx.Int32:
+        """Blocks that a request has scores for. Lengths are not believed: more than fit are cut."""
+        _, start, end, seq_len = (fx.Int32(field) for field in fields)
+        has_rows = (seq_len > 0) & (end - start > 0)
+        blocks = d.minimum(d.shift_right(seq_len + (BLOCK_TOKENS - 1), 7), self.most_blocks)
+        return fx.Int32(d.select(has_rows, blocks, d.i32(0)))
+
+    def _units(self, blocks: fx.Int32) -> fx.Int32:
+        group = d.shift_right(blocks + (MAXIMA_BLOCKS - 1), _LOG_GROUP)
+        return fx.Int32(d.select(self.wants_maxima, group, blocks))
+
+    # ---- the split ----
+    def _split(self, workgroup: fx.Int32) -> None:
+        per_lane = d.shift_right(self.arguments.batch + (geo.LANES - 1), 6)
+
+        def count(i: fx.Int32, carried: list[Value]) -> list[Value]:
+            fields = self._request(self._lane * per_lane + i)
+            return [fx.Int32(carried[0]) + self._units(self._blocks(fields)), *fields]
+
+        own, *seen = d.for_range(0, per_lane, 1, [d.i32(0)] * (1 + _FIELDS), count)
+        own = fx.Int32(own)
+        upto = prefix_sum(own)
+        total = lane_value(upto, geo.LANES - 1)
+        log_workgroups = self.arguments.log_workgroups
+        few = total <= d.shift_left(SPREAD_GROUPS, log_workgroups)
+        self.spread = fx.Int32(d.select(self.wants_maxima & few, d.i32(1), d.i32(0)))
+        spread = self.spread != 0
+        share = d.select(spread, workgroup, workgroup * geo.WAVES + self.wave)
+        log_shares = log_workgroups + d.select(spread, d.i32(0), d.i32(_LOG_WAVES))
+        self.first_unit = _scaled(share, total, log_shares)
+        self.end_unit = _scaled(fx.Int32(share) + 1, total, log_shares)
+
+        one_each = per_lane == 1
+        first_lane = count_lanes(ballot(upto <= self.first_unit))
+        last_lane = count_lanes(ballot(upto < self.end_unit))
+        self.first_seen = fx.Int32(d.select(one_each, d.i32(0), first_lane * per_lane))
+        before = fx.Int32(
+            d.select(one_each, d.i32(0), lane_value(upto - own, d.minimum(first_lane, geo.LANES - 1)))
+        )
+        seen = d.if_else(
+            one_each, [T.i32] * _FIELDS, lambda: seen, lambda: self._request(self.first_seen + self._lane)
+        )
+        d.store(d.pack(seen, T.i32), d.offset(self.requests_at, self._lane * REQUEST_BYTES), REQUEST_BYTES)
+        own = self._units(self._blocks(seen))
+        upto = prefix_sum(own)
+        first = count_lanes(ballot(upto <= self.first_unit - before))
+        last = count_lanes(ballot(upto < self.end_unit - before))
+        at_first = lane_value(upto - own, d.minimum(first, geo.LANES - 1))
+        past = lane_value(upto, geo.LANES - 1)
+        self.units_before = before + d.select(first < geo.LANES, at_first, past)
+        self.first_request = self.first_seen + first
+        end = fx.Int32(d.select(last < geo.LANES, self.first_seen + last + 1, (last_lane + 1) * per_lane))
+        end = d.minimum(end, self.arguments.batch)
+        self.end_request = fx.Int32(d.select(self.first_unit < self.end_unit, end, self.first_request))
+
+    def for_each(self, score: Callable[[RequestPart], None]) -> None:
+        """Trace ``score`` for every request that the wave's share lies in."""
+
+        def request(number: fx.Int32, carried: list[Value]) -> list[Value]:
+            fields = self._fields(number)
+            blocks = self._blocks(fields)
+            units, before = self._units(blocks), fx.Int32(carried[0])
+            first = d.maximum(self.first_unit - before, 0)
+            end = d.minimum(self.end_unit - before, units)
+
+            def scored() -> None:
+                score(self._part(number, fields, blocks, first, end, before))
+
+            d.if_then(first < end, scored)
+            return [before + units]
+
+        d.for_range(self.first_request, self.end_request, 1, [self.units_before], request)
+
+    def _fields(self, number: fx.Int32) -> list[Value]:
+        """A request's fields, uniform: kept in LDS for the first 64, else from memory."""
+        kept = number - self.first_seen
+
+        def from_lds() -> list[Value]:
+            found = d.load(_FIELDS, d.offset(self.requests_at, kept * REQUEST_BYTES))
+            return [d.uniform(d.element(found, k)) for k in range(_FIELDS)]
+
+        def from_memory() -> list[Value]:
+            names = ("table_rows", "query_starts", "query_ends", "seq_lens")
+            return [d.scalar_load(1, self.arguments.late(name) + d.wide(number) * 4) for name in names]
+
+        return d.if_else(kept < geo.LANES, [T.i32] * _FIELDS, from_lds, from_memory)
+
+    def _part(
+        self, number: fx.Int32, fields: list[Value], blocks: fx.Int32, first: Value, end: Value, before: Value
+    ) -> RequestPart:
+        table_row, start, query_end, seq_len = (fx.Int32(field) for field in fields)
+        # Another wave comes first in the next request, so that short requests keep all four busy.
+        quarter = (self.wave + number) & (geo.WAVES - 1)
+        first_block = d.shift_left(first, self.log_unit)
+        end_block = d.minimum(d.shift_left(end, self.log_unit), blocks)
+        spread = self.spread != 0
+        return RequestPart(
+            table_row=table_row,
+            query_start=start,
+            query_len=query_end - start,
+            seq_len=seq_len,
+            num_blocks=blocks,
+            first=first_block + d.select(spread, quarter * TRIP_BLOCKS, d.i32(0)),
+            end=end_block,
+            log_step=fx.Int32(d.select(spread, d.i32(_LOG_GROUP), d.i32(_LOG_TRIP))),
+            slot=first + before - self.first_unit,
+        )
+
+
+def _scaled(share: Value, total: fx.Int32, log_shares: Value) -> fx.Int32:
+    """``share * total >> log_shares`` in 64 bits."""
+    product = d.wide(share) * d.wide(total)
+    return fx.Int32(arith.trunci(T.i32, arith.shrui(d.i64(product), d.i64(d.i32(log_shares)))))
+
+
+# What a wave writes of a request: scores, maxima of 16-block groups, -inf past the request's blocks.
+#
+# After the reduction lane 16 g + n holds the score of the g-th of four blocks for query row n. A group's
+# maximum is the wave's own where it has the whole group. Where the group is spread over the workgroup's
+# waves, each leaves its rows' maxima in LDS and :func:`store_spread_maxima` joins them at the kernel's end.
+
+
+class RequestOutput:
+    """Traces the stores of one request's part.
+
+    Args:
+        heads: index heads, H.
+        arguments: the kernel's arguments.
+        share: whose part it is.
+        part: the request and the wave's blocks of it.
+        rows: query rows of the request.
+        row_position: position of this lane's query.
+        diagonal: score of the block that this lane's row sees in part.
+        plain_end: blocks from the init blocks' end to here every row sees whole and without sentinels.
+    """
+
+    def __init__(
+        self,
+        heads: int,
+        arguments: DecodeArguments,
+        share: Share,
+        part: RequestPart,
+        rows: fx.Int32,
+        row_position: fx.Int32,
+        diagonal: Value,
+        plain_end: fx.Int32,
+    ) -> None:
+        self.log_heads, self.head_mask = heads.bit_length() - 1, heads - 1
+        self.arguments, self.share, self.part, self.rows = arguments, share, part, rows
+        self.minus_infinity = d.f32(float("-inf"))
+        self.diagonal = diagonal
+        self.plain_end = plain_end
+        quarter, row = share.quarter(), share.row()
+        # Blocks that this lane's scores of a trip meet when the trip's first block is so far.
+        self.past = d.shift_right_signed(row_position, 7) + 1 - quarter
+        self.diagonal_block = d.shift_right_signed(row_position + 1, 7) - quarter
+        token = part.query_start + d.shift_right(row, self.log_heads)
+        self.live = (row < rows) & d.below(token, arguments.late("total_q"))
+        self.scores_at = d.pointer(self._row_at("score", row, token) + d.wide(quarter) * 4, d.GLOBAL)
+
+    def _row_at(self, kind: Literal["score", "maxima"], row: Value, token: Value) -> fx.Int64:
+        """Address of the first cell of a row."""
+        late = self.arguments.late
+        cell = d.wide(row & self.head_mask) * late(f"{kind}_head_stride")
+        cell = cell + d.wide(token) * late(f"{kind}_token_stride")
+        return fx.Int64(late("scores" if kind == "score" else kind) + cell * 4)
+
+    # ---- four blocks ----
+    def store(self, block: fx.Int32, scores: list[Value], best: Value, end: Value | None = None) -> Value:
+        """Store four blocks' scores and take them into the maxima.
+
+        Args:
+            block: the first of them.
+            scores: the maxima over each lane's tokens, for each block.
+            best: this lane's maximum of the current group so far.
+            end: nothing at or past it is stored; all four blocks where None.
+
+        Returns:
+            ``best`` for the next trip.
+        """
+        halves = [d.pin(d.fold(32, scores[k], scores[k + 2])) for k in range(2)]
+        (score,) = d.if_else(
+            self._plain(block),
+            [T.f32],
+            lambda: [d.fold(16, *halves)],
+            lambda: [self._with_sentinels(block, d.fold(16, *halves))],
+        )
+        stored = self.live if end is None else self.live & (self.share.quarter() < end - block)
+        at = d.offset(self.scores_at, d.wide(block) * 4)
+        d.if_then(stored, lambda: d.store(score, at, 4))
+
+        best = d.max_f32(best, score)
+        following = block + TRIP_BLOCKS
+        ends = ((following & (MAXIMA_BLOCKS - 1)) == 0) | (following >= self.part.end)
+        ends = self.share.wants_maxima & (ends | (self.share.spread != 0))
+
+        def leave() -> list[Value]:
+            half = d.fold(32, best, best)
+            highest = d.fold(16, half, half)
+            d.if_then(
+                self.share.spread != 0,
+                lambda: self._leave_partial(block, highest),
+                lambda: self._store_maximum(block, highest),
+            )
+            return [self.minus_infinity]
+
+        (best_after,) = d.if_else(ends, [T.f32], leave, lambda: [best])
+        return best_after
+
+    def _plain(self, block: fx.Int32) -> fx.Boolean:
+        """Whether every row sees all four blocks whole and without sentinels."""
+        following = block + TRIP_BLOCKS
+        return (block >= self.arguments.init_blocks) & (following <= self.plain_end)
+
+    def _with_sentinels(self, block: fx.Int32, score: Value) -> Value:
+        score = d.select(self.diagonal_block == block, self.diagonal, score)
+        init_blocks = self.arguments.init_blocks - block
+        score = d.select(self.share.quarter() < init_blocks, d.f32(INIT_SCORE), score)
+        local_end = block + self.arguments.late("local_blocks")
+        score = d.select(self.past <= local_end, d.f32(LOCAL_SCORE), score)
+        return d.select(self.past <= block, self.minus_infinity, score)
+
+    # ---- maxima ----
+    def _maxima_at(self, block: fx.Int32) -> fx.Int64:
+        """Address of the maximum of a block's group; computed when needed, no registers are held for it."""
+        row = self.share.row()
+        token = self.part.query_start + d.shift_right(row, self.log_heads)
+        return self._row_at("maxima", row, token) + d.wide(d.shift_right(block, 4)) * 4
+
+    def _store_maximum(self, block: fx.Int32, best: Value) -> None:
+        at = d.pointer(self._maxima_at(block), d.GLOBAL)
+        d.if_then(self.live & (self.share.lane() < MAX_ROWS), lambda: d.store(best, at, 4))
+
+    def _leave_partial(self, block: fx.Int32, best: Value) -> None:
+        share, part = self.share, self.part
+        slot = part.slot + d.shift_right(block - part.first, 4)
+
+        def leave() -> None:
+            at = share.wave * (MAX_ROWS * 4) + share.lane() * 4 + slot * PARTIAL_BYTES
+            d.store(best, d.offset(d.offset(share.lds, at), PARTIALS_AT), 4)
+
+            def leave_place() -> None:
+                at = share.lane() * 8 + slot * PLACE_BYTES
+                place = d.offset(d.offset(share.lds, at), PLACES_AT)
+                d.store(d.i64(self._maxima_at(block)), place, 8)
+
+            d.if_then((part.first & (MAXIMA_BLOCKS - 1)) == 0, leave_place)
+
+        d.if_then(self.live & (share.lane() < MAX_ROWS), leave)
+
+    # ---- past the request's blocks ----
+    def fill(self) -> None:
+        """-inf from the request's blocks to ``fill_end``, by the wave of its last block."""
+        part, fill_end = self.part, self.arguments.late("fill_end")
+
+        def fill_row(row: fx.Int32, _: list[Value]) -> list[Value]:
+            token = part.query_start + d.shift_right(row, self.log_heads)
+
+            def fill_columns(kind: Literal["score", "maxima"], first: Value, end: Value) -> None:
+                base = d.pointer(self._row_at(kind, row, token), d.GLOBAL)
+
+                def store(column: fx.Int32, _: list[Value]) -> list[Value]:
+                    mine = column + self.share.lane()
+                    at = d.offset(base, d.wide(mine) * 4)
+                    d.if_then(mine < end, lambda: d.store(self.minus_infinity, at, 4))
+                    return []
+
+                d.for_range(first, end, geo.LANES, [], store)
+
+            def fill_both() -> None:
+                fill_columns("score", part.num_blocks, fill_end)
+                groups = [d.shift_right(x + (MAXIMA_BLOCKS - 1), 4) for x in (part.num_blocks, fill_end)]
+                end = d.select(self.share.wants_maxima, groups[1], groups[0])
+                fill_columns("maxima", groups[0], end)
+
+            d.if_then(d.below(token, self.arguments.late("total_q")), fill_both)
+            return []
+
+        last = part.has(part.num_blocks - 1, self.share.spread) & (part.num_blocks < fill_end)
+        d.for_range(0, d.select(last, self.rows, d.i32(0)), 1, [], fill_row)
+
+
+def clear_spread_maxima(lds: Value, thread: fx.Int32) -> None:
+    """Before the kernel's first barrier: no maxima, and no place for them."""
+
+    def clear_maximum() -> None:
+        d.store(d.f32(float("-inf")), d.offset(d.offset(lds, thread * 4), PARTIALS_AT), 4)
+
+    d.if_then(thread < SPREAD_GROUPS * PARTIAL_BYTES // 4, clear_maximum)
+    places = SPREAD_GROUPS * PLACE_BYTES // 8
+    place = d.offset(d.offset(lds, thread * 8), PLACES_AT)
+    d.if_then(thread < places, lambda: d.store(d.i64(0), place, 8))
+
+
+def store_spread_maxima(share: Share) -> None:
+    """At the kernel's end: wave s joins and stores the maxima of the workgroup's group s."""
+
+    def store_group() -> None:
+        d.lds_barrier()
+
+        def join() -> None:
+            at = share.row() * 4 + share.wave * PARTIAL_BYTES
+            base = d.offset(d.offset(share.lds, at), PARTIALS_AT)
+            partials = [d.load_f32(d.offset(base, wave * MAX_ROWS * 4)) for wave in range(geo.WAVES)]
+            highest = partials[0]
+            for partial in partials[1:]:
+                highest = d.max_f32(highest, partial)
+            place_at = d.offset(share.lds, share.row() * 8 + share.wave * PLACE_BYTES)
+            low, high = (d.element(d.load(2, d.offset(place_at, PLACES_AT)), k) for k in range(2))
+            place = d.wide(low) | (d.wide(high) << 32)
+            stored = (place != 0) & (share.lane() < MAX_ROWS)
+            d.if_then(stored, lambda: d.store(highest, d.pointer(place, d.GLOBAL), 4))
+
+        d.if_then(share.wave < SPREAD_GROUPS, join)
+
+    d.if_then(share.spread != 0, store_group)

@@ -1,0 +1,239 @@
+"""Score requests of few queries straight from their pages, bound by memory.
+
+    a block's keys: M = 128 tokens, dequantised in registers       rows of the request: N = 8 to 64
+    K = 128 dims, in the order of the prefill kernel: the same bits
+
+The blocks of all requests form one line that is cut into equal shares, one a program, whatever the lengths. A
+program finds its requests from the lengths on the device, so a captured launch serves any lengths.
+
+Floor: 9,216 B a block over the bandwidth. At 4.3 TB/s on 132 multiprocessors at 1.7 GHz, 80 % of it leaves
+600 cycles for a block's 16,384 keys: 4.7 float-lane instructions an element, or 2.3 of the integer lanes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from kernel.backends.triton.e4m3 import page_keys, permuted_dim, product_scale, widened
+from kernel.backends.triton.plan import DecodeTuning
+from kernel.backends.triton.topk import DecodeRows
+from kernel.batch import INIT_SCORE, LOCAL_SCORE
+
+MAX_ROWS = 64
+"""Most rows of a request: 16 queries of 4 heads."""
+_FEW_ROWS = 16
+"""Rows whose products leave room for the tuned number of registers."""
+_INIT = tl.constexpr(INIT_SCORE)
+_LOCAL = tl.constexpr(LOCAL_SCORE)
+
+
+@triton.jit
+def _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block):
+    page_id = tl.load(table_row_ptr + block)
+    page_id = min(max(page_id, 0), num_pages - 1)  # lengths and ids of a captured launch were not checked
+    page = pages_ptr + page_id.to(tl.int64) * page_stride
+    tokens = tl.arange(0, 128)[:, None]
+    codes = tl.load(page + tokens * 64 + tl.arange(0, 64)[None, :])
+    scales = tl.load(page + 8192 + tokens * 8 + tl.arange(0, 8)[None, :])
+    return codes, scales
+
+
+@triton.jit
+def _load_queries(q_ptr, first_row, num_rows, N: tl.constexpr, EXACT: tl.constexpr, PTX: tl.constexpr):
+    """``[128, N]`` in the order of dims of the keys."""
+    row = tl.arange(0, N)
+    dims = permuted_dim(tl.arange(0, 128), 2 if EXACT else 4)
+    offsets = (first_row + row).to(tl.int64)[None, :] * 128 + dims[:, None]
+    octets = tl.load(q_ptr + offsets, mask=(row < num_rows)[None, :], other=0)
+    return widened(octets, PTX) if EXACT else octets.to(tl.float8e4nv, bitcast=True)
+
+
+@triton.jit
+def _decode_kernel(
+    q_ptr,
+    pages_ptr,
+    page_stride,
+    num_pages,
+    table_ptr,
+    table_stride,
+    table_columns,
+    table_rows_ptr,
+    query_starts_ptr,
+    query_ends_ptr,
+    seq_lens_ptr,
+    out_starts_ptr,
+    lut_ptr,
+    scores_ptr,
+    head_stride,
+    token_stride,
+    group_stride,
+    columns,
+    batch,
+    max_queries,
+    init_blocks,
+    local_blocks,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    BATCH: tl.constexpr,
+    GROUPED: tl.constexpr,
+    EXACT: tl.constexpr,
+    PTX: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    request = tl.arange(0, BATCH)
+    listed = request < batch
+    all_starts = tl.load(query_starts_ptr + request, mask=listed, other=0)
+    all_ends = tl.load(query_ends_ptr + request, mask=listed, other=0)
+    all_blocks = (tl.load(seq_lens_ptr + request, mask=listed, other=0) + 127) // 128
+    all_blocks = tl.where(all_ends > all_starts, tl.minimum(tl.maximum(all_blocks, 0), table_columns), 0)
+    line_ends = tl.cumsum(all_blocks, 0)
+    total = tl.sum(all_blocks, 0)
+    share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
+    line_begin = tl.program_id(0) * share
+    line_end = min(line_begin + share, total)
+    first = tl.sum((line_ends <= line_begin).to(tl.int32), 0)
+    last = tl.sum((line_ends < line_end).to(tl.int32), 0)
+
+    row = tl.arange(0, N)
+    tokens = tl.arange(0, 128)
+    for r in range(first, tl.where(line_begin < line_end, last + 1, first)):
+        blocks_before = tl.sum(tl.where(request < r, all_blocks, 0), 0)
+        query_start = tl.load(query_starts_ptr + r)
+        num_rows = min(tl.load(query_ends_ptr + r) - query_start, max_queries) * H
+        seq_len = tl.load(seq_lens_ptr + r)
+        request_blocks = min((seq_len + 127) // 128, table_columns)
+        table_row_ptr = table_ptr + tl.load(table_rows_ptr + r).to(tl.int64) * table_stride
+        begin = max(line_begin - blocks_before, 0)
+        end = min(line_end - blocks_before, request_blocks)
+
+        queries = _load_queries(q_ptr, query_start * H, num_rows, N, EXACT, PTX)
+        least_position = seq_len - num_rows // H
+        positions = least_position + row // H
+        num_blocks = positions // 128 + 1
+        valid = row < num_rows
+        token = tl.load(out_starts_ptr + r) + row // H
+        out = scores_ptr + (row % H).to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
+        for block in tl.range(begin, end, num_stages=STAGES):
+            codes, scales = _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block)
+            keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
+            keys = widened(keys, PTX) if EXACT else keys.to(tl.float8e4nv, bitcast=True)
+            products = tl.dot(keys, queries)
+            if block * 128 + 127 > least_position:
+                causal = block * 128 + tokens[:, None] <= positions[None, :]
+                products = tl.where(causal, products, float("-inf"))
+            score = tl.max(products, 0) * product_scale(PTX or not EXACT) + 0.0
+            score = tl.where(block < init_blocks, _INIT, score)
+            score = tl.where(block >= num_blocks - local_blocks, _LOCAL, score)
+            score = tl.where(block < num_blocks, score, float("-inf"))
+            cell = (block // 16) * tl.cast(group_stride, tl.int64) + block % 16
+            tl.store(out + cell, score, mask=valid & (block < columns))
+        if not GROUPED:
+            if end == request_blocks:
+                cells = tl.arange(0, 128)
+                for column in range(request_blocks, columns, 128):
+                    tl.store(
+                        out[:, None] + (column + cells)[None, :],
+                        tl.full((N, 128), float("-inf"), tl.float32),
+                        mask=valid[:, None] & (column + cells < columns)[None, :],
+                    )
+
+
+def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
+    """What the decode kernel looks scales up in, from ``[256, 8]`` uint8 of
+    :func:`kernel.nvfp4.build_lut`."""
+    if not hopper:
+        return lut
+    from kernel.backends.triton.hopper.decode import magnitude_rows
+
+    return magnitude_rows(lut)
+
+
+def score_requests(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    lut: torch.Tensor,
+    table_rows: torch.Tensor,
+    rows: DecodeRows,
+    scores: torch.Tensor,
+    *,
+    grouped: bool,
+    init_blocks: int,
+    local_blocks: int,
+    exact: bool,
+    programs: int,
+    tuning: DecodeTuning,
+    ptx: bool,
+    hopper: bool,
+) -> None:
+    """Score the rows of some requests.
+
+    Args:
+        q: ``[total_q, H, 128]`` uint8 (E4M3 bytes), contiguous.
+        pages: ``[num_pages, 9216]`` uint8, any page stride.
+        block_table: ``[rows, max_blocks]`` int32.
+        lut: see :func:`decode_table`.
+        table_rows: ``[n]`` int32, each request's row of the block table.
+        rows: each request's first row of ``q``, the row past its last, its length and its first token in the
+            output; most queries of a request, times H at most 64.
+        scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is
+            written; with ``grouped``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
+        grouped: how the scores lie.
+        init_blocks: blocks forced at a row's start.
+        local_blocks: blocks forced at a row's end.
+        exact: precision.
+        programs: programs to launch.
+        tuning: launch parameters.
+        ptx: whether the device converts to E4M3.
+        hopper: whether to use the kernel for compute capability 9.0.
+    """
+    num_heads = q.shape[1]
+    line = (
+        block_table,
+        block_table.stride(0),
+        block_table.shape[1],
+        table_rows,
+        rows.query_starts,
+        rows.query_ends,
+        rows.seq_lens,
+    )
+    num_heads, batch = q.shape[1], rows.seq_lens.shape[0]
+    outputs = (
+        scores,
+        scores.stride(1) if grouped else scores.stride(0),
+        num_heads * scores.stride(1) if grouped else scores.stride(1),
+        scores.stride(0) if grouped else 16,
+        scores.shape[0] * 16 if grouped else scores.shape[2],
+        batch,
+        rows.max_queries,
+        init_blocks,
+        local_blocks,
+    )
+    options = {
+        "H": num_heads,
+        "N": max(8 if hopper else 16, triton.next_power_of_2(rows.max_queries * num_heads)),
+        "BATCH": triton.next_power_of_2(batch),
+        "GROUPED": grouped,
+        "EXACT": exact,
+        "STAGES": tuning.stages,
+        "num_warps": tuning.warps,
+    }
+    if hopper:
+        from kernel.backends.triton.hopper.decode import ROW_BYTES, decode_kernel
+
+        cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
+        decode_kernel[(programs,)](
+            *cache,
+            *line,
+            rows.out_starts,
+            lut,
+            ROW_BYTES,
+            *outputs,
+            **options,
+            maxnreg=tuning.registers if options["N"] <= _FEW_ROWS else None,
+        )
+    else:
+        cache = (q, pages, pages.stride(0), pages.shape[0])
+        _decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, PTX=ptx)

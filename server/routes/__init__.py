@@ -1,3 +1,0 @@
-"""The routes, one concern a file."""
-
-from __future__ import annotations
