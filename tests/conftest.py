@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.gfx950.mutation import score
+from tests.mutation import score
 
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci")

@@ -27,8 +27,8 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.case.container import Array
 from indexer.replay import as_tensor
 from indexer.wire import SequencesCall, decode_reply, encode_keys, encode_sequences_call
+from tests.support.http import Connection, request_bytes
 from tests.support.live_server import LiveServer
-from tests.support.raw_http import Connection, request_bytes
 
 BINARY = "application/octet-stream"
 CONNECTIONS = 16

@@ -21,9 +21,9 @@ from indexer.replay import as_tensor
 from indexer.wire import ScoreReply
 from kernel.errors import InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from tests.client.conftest import MAX_BODY_BYTES, NUM_PAGES, OTHER_TOKEN, TOKEN
-from tests.support.http_calls import normals, random_case
+from tests.support.cases import CUT
+from tests.support.http import normals, random_case
 from tests.support.live_server import START_SECONDS, LiveServer
-from tests.support.real_cases import CUT
 
 SELECTIONS: tuple[dict[str, object], ...] = (
     {},

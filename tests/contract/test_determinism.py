@@ -8,10 +8,8 @@ import pytest
 import torch
 
 from kernel.backends.base import Backend
-from tests.support.call import Call, cumulative
-from tests.support.calls import RAGGED, random_call
-from tests.support.compare import assert_same_bits
-from tests.support.run import scores_of, selection_of
+from tests.support.calls import RAGGED, Call, cumulative, random_call
+from tests.support.compare import assert_same_bits, scores_of, selection_of
 
 PREFIX, QUERIES = 75, 260
 """A prefill that starts and ends inside a block and covers every ``prefix mod 128`` twice."""

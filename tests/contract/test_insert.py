@@ -9,9 +9,7 @@ import torch
 from kernel.backends.base import Backend
 from kernel.backends.reference.quantizer import E4M3_MAGNITUDES
 from tests.support.calls import strided_pages
-from tests.support.compare import assert_same_bits
-from tests.support.oracle_pages import oracle_inserted
-from tests.support.run import inserted
+from tests.support.compare import assert_same_bits, inserted, oracle_inserted
 
 THRESHOLDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 SCALES = [float(value) for value in E4M3_MAGNITUDES[1:]]

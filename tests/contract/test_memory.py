@@ -7,8 +7,14 @@ import torch
 
 from kernel.backends.base import Backend, Order
 from tests.support.calls import RAGGED, random_call
-from tests.support.compare import assert_same_bits, oracle_scores
-from tests.support.run import UNTOUCHED, UNTOUCHED_ID, scores_of, selection_of
+from tests.support.compare import (
+    UNTOUCHED,
+    UNTOUCHED_ID,
+    assert_same_bits,
+    oracle_scores,
+    scores_of,
+    selection_of,
+)
 
 
 @pytest.mark.parametrize("method", ["score_prefill", "score_decode"])

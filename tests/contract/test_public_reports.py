@@ -17,14 +17,17 @@ from kernel.backends import registry
 from kernel.backends.base import Backend
 from kernel.errors import InvalidArgumentError
 from tests.support.allocations import TensorSizes
-from tests.support.call import Call, cumulative
-from tests.support.calls import RAGGED, random_call, staircase_call
-from tests.support.compare import assert_same_bits, oracle_scores
-from tests.support.oracle_pages import oracle_inserted
-from tests.support.page_bytes import ONE
-from tests.support.run import inserted, scores_of, selection_of, topk_of
-from tests.support.selection import selected
-from tests.support.sparse import sparse_pages
+from tests.support.calls import ONE, RAGGED, Call, cumulative, random_call, sparse_pages, staircase_call
+from tests.support.compare import (
+    assert_same_bits,
+    inserted,
+    oracle_inserted,
+    oracle_scores,
+    scores_of,
+    selected,
+    selection_of,
+    topk_of,
+)
 
 
 def expected_ids(call: Call, topk: int) -> torch.Tensor:

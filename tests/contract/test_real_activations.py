@@ -8,19 +8,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
 from kernel import nvfp4
+from kernel.backends import registry
 from kernel.backends.base import SCORE_TOLERANCE, Backend
 from kernel.backends.reference import ReferenceBackend
 from kernel.backends.reference.backend import score_bounds
-from kernel.page import blocks_of
-from tests.support.call import Call
-from tests.support.compare import assert_same_bits
-from tests.support.real_cases import ROOT
-from tests.support.run import inserted, scores_of, selection_of, topk_of
+from kernel.errors import InvalidArgumentError
+from kernel.page import blocks_of, codes_of, scales_of
+from tests.support.calls import RAGGED, Call, random_call
+from tests.support.cases import ROOT
+from tests.support.compare import assert_same_bits, inserted, oracle_scores, scores_of, selection_of, topk_of
 
 HERE = sorted((ROOT / "tests" / "data").glob("*.safetensors"))
 ELSEWHERE = Path(os.environ.get("NVFP4_INDEXER_CASES", ROOT.parent / "shared" / "cases"))
@@ -86,3 +88,51 @@ def test_scores_and_selection_are_the_expected_ones(backend: Backend, path: Path
     got, want = (expected.double().gather(2, ids.clamp(min=0).long()) for ids in (selection, expected_ids))
     widest = 2 * allowed.amax(2, keepdim=True).expand_as(got)
     assert bool(((got - want).abs()[moved] <= widest[moved]).all())
+
+
+# The oracle itself: its device and precision, and the bounds that other backends are measured by.
+
+
+def test_bounds_are_the_largest_sum_of_magnitudes_of_a_cell() -> None:
+    """sum_i |q_i k_i|, its maximum over the cell's causal tokens: one request by plain loops over fp64."""
+    call = random_call([(290, 40)], 2, seed=81, values="inexact")
+    bounds = score_bounds(call.batch())
+    pages = call.pages[call.block_table[0, :3].long()]
+    keys = nvfp4.dequantize(codes_of(pages), scales_of(pages)).flatten(0, 1).double().abs()
+    queries = call.q.double().abs()
+    for token in (0, 5, 6, 39):
+        sums = queries[token] @ keys[: 250 + token + 1].T
+        for block in range(3):
+            seen = sums[:, 128 * block : 128 * (block + 1)]
+            expected = seen.amax(1).tolist() if seen.shape[1] else [0.0, 0.0]
+            assert bounds[:, token, block].tolist() == expected
+
+
+def test_scores_never_exceed_their_bounds() -> None:
+    """|q . k| <= sum_i |q_i k_i|; both are 0 where nothing is visible."""
+    call = random_call(RAGGED, 4, seed=82, values="inexact")
+    scores, bounds = oracle_scores(call).numpy().astype(np.float64), score_bounds(call.batch())
+    visible = np.isfinite(scores)
+    assert (np.abs(scores[visible]) <= bounds[visible] * (1 + 2.0**-24)).all()
+    assert (bounds[~visible] == 0).all()
+
+
+def test_scores_are_exact_whatever_the_order_of_summation() -> None:
+    """A permutation of the dims permutes the sum and changes no bit: fp64 holds every partial sum."""
+    call = random_call([(512, 64)], 1, seed=83, values="inexact")
+    pages = call.pages[call.block_table[0, :4].long()]
+    keys = nvfp4.dequantize(codes_of(pages), scales_of(pages)).flatten(0, 1).double()
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
+    products = call.q.double()[:, 0][:, order] @ keys[:, order].T
+    products.masked_fill_(torch.arange(512) > torch.arange(448, 512)[:, None], -torch.inf)
+    expected = products.view(64, 4, 128).amax(2).float()
+    assert torch.equal(oracle_scores(call)[0], expected)
+
+
+def test_only_the_cpu_and_exact_arithmetic_are_offered() -> None:
+    """Another device or precision is refused by name."""
+    with pytest.raises(InvalidArgumentError, match=r"^device = 'cuda:0': must be 'cpu'"):
+        registry.create("reference", "cuda:0")
+    with pytest.raises(InvalidArgumentError, match=r"^precision = 'fast': must be 'exact'"):
+        registry.create("reference", precision="fast")
+    assert registry.create("reference", "cpu").precision == "exact"

@@ -10,14 +10,23 @@ import torch
 
 from kernel.backends.base import Backend
 from kernel.batch import ScoreBatch
-from tests.support.call import Call, cumulative
-from tests.support.calls import random_call
-from tests.support.compare import assert_same_bits, oracle_scores
-from tests.support.oracle_pages import oracle_inserted
-from tests.support.page_bytes import MODERATE_SCALES, random_page
-from tests.support.run import scores_of, selection_of
-from tests.support.selection import selected
-from tests.support.sparse import sparse_pages, sparse_scores
+from tests.support.calls import (
+    MODERATE_SCALES,
+    Call,
+    cumulative,
+    random_call,
+    random_page,
+    sparse_pages,
+    sparse_scores,
+)
+from tests.support.compare import (
+    assert_same_bits,
+    oracle_inserted,
+    oracle_scores,
+    scores_of,
+    selected,
+    selection_of,
+)
 
 GIB = 1 << 30
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from indexer import IndexerConfig, IndexScorer
-from tests.support import rank_calls
-from tests.support.rank_pool import RankPool
+from tests.support import process_group
+from tests.support.process_group import RankPool
 
 DIVISIONS = ((1, 1), (2, 1), (3, 1), (4, 1), (4, 2))
 """(ranks, head groups)."""
@@ -31,16 +31,16 @@ class Worlds:
         self.single = IndexScorer(config)
         self.names = {division: f"{division} {config}" for division in divisions}
         for (ranks, groups), name in self.names.items():
-            pool.run(rank_calls.make, name, config, ranks, groups, ranks=range(ranks))
+            pool.run(process_group.make, name, config, ranks, groups, ranks=range(ranks))
 
-    def check(self, script: list[rank_calls.Step]) -> None:
+    def check(self, script: list[process_group.Step]) -> None:
         """Play a script everywhere; every rank must give what the single scorer gives."""
-        expected = rank_calls.played(self.single, script)
+        expected = process_group.played(self.single, script)
         for (ranks, groups), name in self.names.items():
-            outcomes = self.pool.run(rank_calls.play, name, script, ranks=range(ranks))
+            outcomes = self.pool.run(process_group.play, name, script, ranks=range(ranks))
             for rank, outcome in enumerate(outcomes):
                 who = f"rank {rank} of {ranks}, {groups} head groups"
-                rank_calls.assert_same_outcomes(outcome, expected, who)
+                process_group.assert_same_outcomes(outcome, expected, who)
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,8 @@ from kernel.errors import (
     UnknownSequenceError,
 )
 from tests.distributed.test_same_bytes import values
-from tests.support import rank_calls
-from tests.support.rank_calls import Answer, Step, rank_state
-from tests.support.rank_pool import PerRank, Rank, RankPool
+from tests.support import process_group
+from tests.support.process_group import Answer, PerRank, Rank, RankPool, Step, rank_state
 
 DEADLINE_SECONDS = 5.0
 SLACK_SECONDS = 10.0
@@ -51,7 +50,7 @@ def attempt_to_make(
 ) -> Exception | None:
     """What making a scorer raises."""
     try:
-        rank_calls.make(rank, "made", config, ranks, **options)
+        process_group.make(rank, "made", config, ranks, **options)
     except Exception as error:
         return error
     return None
@@ -104,7 +103,7 @@ def break_insert(rank: Rank, name: str, victim: int) -> None:
 def trio() -> Iterator[RankPool]:
     """Three ranks with a scorer that holds a sequence of nine blocks, to be broken."""
     with RankPool(3) as pool:
-        pool.run(rank_calls.make, "s", CONFIG, 3, 1, 60.0, ranks=range(3))
+        pool.run(process_group.make, "s", CONFIG, 3, 1, 60.0, ranks=range(3))
         fill(pool, range(3))
         pool.run(hasten, "s", ranks=range(3))
         yield pool
@@ -164,7 +163,7 @@ def test_a_rank_that_never_makes_its_scorer() -> None:
 @pytest.fixture(scope="module")
 def pages_of_three(pool: RankPool) -> str:
     """A scorer on three ranks of eight pages that tests leave as it is: a sequence of nine blocks."""
-    pool.run(rank_calls.make, "failures", CONFIG, 3, 1, 60.0, ranks=range(3))
+    pool.run(process_group.make, "failures", CONFIG, 3, 1, 60.0, ranks=range(3))
     fill(pool, range(3), "failures")
     return "failures"
 
@@ -272,11 +271,11 @@ def test_groups_and_deadlines_that_cannot_be_used(pool: RankPool) -> None:
 def test_growing_sequences_stay_balanced_over_ranks(pool: RankPool) -> None:
     """Short ones begin on the rank with the most room, long ones go round: no rank is two blocks ahead."""
     config = IndexerConfig(1, 64, backend="cpu")
-    pool.run(rank_calls.make, "balance", config, 4, 1, ranks=range(4))
+    pool.run(process_group.make, "balance", config, 4, 1, ranks=range(4))
     script: list[Step] = []
     for place, tokens in enumerate((1, 130, 1, 700, 1, 1, 2000, 129)):
         script += [Step("add_sequence"), Step("append_keys", (place,), values(place, tokens, 128))]
-    pool.run(rank_calls.play, "balance", script[:-1], ranks=range(4))
+    pool.run(process_group.play, "balance", script[:-1], ranks=range(4))
     pool.run(attempt, "balance", "add_sequence", (), ranks=range(4))
     for tokens in (1, 200, 1300):
         keys = torch.from_numpy(values(tokens, tokens, 128))
@@ -293,6 +292,6 @@ def attempt_fill(rank: Rank, name: str, keys: torch.Tensor) -> int:
 
 def test_an_answer_is_what_it_was_after_all_this(pool: RankPool, pages_of_three: str) -> None:
     script = [Step("add_sequence"), Step("append_keys", (0,), values(0, 300, 128))]
-    outcomes = pool.run(rank_calls.play, pages_of_three, script, ranks=range(3))
+    outcomes = pool.run(process_group.play, pages_of_three, script, ranks=range(3))
     assert outcomes[0] == outcomes[1] == outcomes[2]
     assert not any(isinstance(outcome, Answer) for outcome in outcomes[0])

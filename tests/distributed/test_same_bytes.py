@@ -17,11 +17,9 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.case import Case, read_case
 from kernel.backends import registry
 from tests.distributed.conftest import CONFIG, DIVISIONS, Worlds
-from tests.support.rank_calls import Step, assert_same_outcomes, played
-from tests.support.rank_pool import RankPool
-from tests.support.real_cases import CODE, CUT, more_case
+from tests.support.cases import CODE, CUT, more_case
+from tests.support.process_group import RankPool, Step, ThreadRanks, assert_same_outcomes, played
 from tests.support.scorer_state import assert_consistent
-from tests.support.thread_ranks import ThreadRanks
 
 HEADS = 4
 NIGHTLY = [pytest.mark.nightly, pytest.mark.timeout(1800)]

@@ -14,6 +14,7 @@ import yaml
 from kernel.backends.flydsl.kernel_library import FILE_NAME, VARIABLE
 from server.serve import _url
 from server.settings import Settings
+from tests.support.cases import ROOT
 from tests.support.dockerfile import (
     IMAGE_FOLDER,
     Instruction,
@@ -26,7 +27,6 @@ from tests.support.dockerfile import (
 )
 from tests.support.live_server import LiveServer
 from tests.support.process import python
-from tests.support.real_cases import ROOT
 
 FOLDER = ROOT / "docker"
 DOCKERFILES = sorted(FOLDER.glob("Dockerfile.*"))

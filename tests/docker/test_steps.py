@@ -17,8 +17,8 @@ import pytest
 
 from kernel.backends.flydsl import geometry, kernel_library
 from kernel.gfx950.hip import code_object
+from tests.support.cases import ROOT
 from tests.support.dockerfile import Build, base_environment, exec_form, instructions, last
-from tests.support.real_cases import ROOT
 from tests.support.score_program import SCORE
 
 FOLDER = ROOT / "docker"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950 import (
+    Kernel,
     KernelMetadata,
     Memory,
     Program,
@@ -140,3 +142,11 @@ def run_lanes(
     return Registers(
         {name: rows[name] for name in read_vectors}, {name: int(rows[name][0]) for name in read_scalars}
     )
+
+
+# Small kernels in assembly text, for what reads instructions and runs none.
+
+
+def kernel_of(body: str) -> Kernel:
+    """A kernel named ``small`` of these instructions and labels."""
+    return parse_program(f".type small,@function\nsmall:\n{textwrap.dedent(body)}").kernels["small"]

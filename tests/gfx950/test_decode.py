@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from kernel.backends.flydsl.launch import MAX_ROWS, grid_log2
+from kernel.backends import flydsl_sim, registry
+from kernel.backends.flydsl.geometry import VARIABLE
+from kernel.backends.flydsl.launch import MAX_ROWS, DeviceRequests, grid_log2
+from kernel.batch import ScoreBatch
 from kernel.contract import SUPPORTED_HEADS
-from kernel.gfx950 import SCHEDULES, Schedule
-from tests.gfx950.decode import assert_exact, decoded, launcher
-from tests.gfx950.prefill import POISON, device_with
-from tests.support.call import CPU
-from tests.support.calls import random_call, staircase_call
+from kernel.errors import DeviceUnavailableError, LaunchError
+from kernel.gfx950 import SCHEDULES, RaceError, Schedule
+from kernel.gfx950.hip import simulated_device
+from kernel.gfx950.report.model import resources
+from tests.gfx950.scorers import POISON, assert_exact, decode_launcher, decoded, device_with, group_maxima
+from tests.support.calls import (
+    COLUMNS,
+    CPU,
+    ROWS,
+    STEPS,
+    Call,
+    StepBuffers,
+    random_call,
+    sparse_pages,
+    sparse_scores,
+    staircase_call,
+)
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
-from tests.support.sparse import sparse_pages, sparse_scores
 
 EDGES = (0, 1, 2, 63, 64, 126, 127, 128, 129, 255, 256, 383)
 """Prefixes about the edges of blocks."""
@@ -98,7 +113,7 @@ def test_only_the_rows_of_the_requests_are_written() -> None:
     batch = call.batch()
     storage = torch.full((10, 4, 7), POISON)
     with device_with(2):
-        launcher()(batch.subset(batch.requests[1::2]), storage.permute(1, 0, 2)[:, :, 1:6])
+        decode_launcher()(batch.subset(batch.requests[1::2]), storage.permute(1, 0, 2)[:, :, 1:6])
     expected = oracle_scores(call, 5)
     rows = [2, 3, 4, 5, 6, 7, 8]
     assert_same_bits(storage[rows, :, 1:6].permute(1, 0, 2), expected[:, rows])
@@ -143,7 +158,7 @@ def test_score_offsets_beyond_4_gib() -> None:
     call = random_call([(300, 4), (200, 3)], 4, seed=14)
     scores = sparse_scores((4, 33_000, 8192), CPU)[:, -7:]
     with device_with():
-        launcher()(call.batch(), scores[:, :, :3])
+        decode_launcher()(call.batch(), scores[:, :, :3])
     assert_same_bits(scores[:, :, :3], oracle_scores(call))
 
 
@@ -155,3 +170,173 @@ def test_no_grid_is_larger_than_its_work_or_the_device() -> None:
     assert grid_log2(1, 64, True, 256) == 2
     assert grid_log2(1025, 8192, False, 304) == 9
     assert grid_log2(1025, 8192, False, 32) == 6
+
+
+# A decode launch is fit for capture: one launch, fixed by shapes and addresses, serves any lengths.
+
+
+class Buffers(StepBuffers):
+    """What a step is launched with, its outputs included."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        super().__init__(calls, CPU)
+        self.table_rows = torch.arange(5, dtype=torch.int32)
+        self.scores = torch.empty(calls[0].num_heads, ROWS, COLUMNS)
+        self.maxima = torch.empty(calls[0].num_heads, ROWS, COLUMNS // 16)
+
+    def write(self, call: Call) -> None:
+        """Fill the buffers with a call, in place, and poison the outputs."""
+        super().write(call)
+        self.scores.fill_(POISON)
+        self.maxima.fill_(POISON)
+
+    def launch(self, like: ScoreBatch) -> None:
+        """Every step passes the same arguments; only what the buffers hold differs."""
+        batch = replace(like.subset([]), q=self.q, pages=self.pages, block_table=self.block_table)
+        requests = DeviceRequests(
+            self.table_rows, self.cu_seqlens_q[:-1], self.cu_seqlens_q[1:], self.seq_lens
+        )
+        decode_launcher().launch(batch, requests, self.scores, self.maxima)
+
+
+@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+def test_steps_of_any_lengths_are_one_launch(heads: int) -> None:
+    """Same grid, same argument bytes, exact scores and maxima in rows of requests and no others."""
+    calls = [random_call(lengths, heads, seed=70 + i) for i, lengths in enumerate(STEPS)]
+    buffers, like = Buffers(calls), calls[0].batch()
+    launches = set()
+    with device_with(2):
+        for call in [*calls, calls[0]]:
+            buffers.write(call)
+            buffers.launch(like)
+            record = simulated_device().launches[-1]
+            launches.add((record.kernel, record.grid, record.block, record.kernargs))
+            expected = oracle_scores(call, COLUMNS)
+            assert_same_bits(buffers.scores[:, : call.total_q].contiguous(), expected)
+            assert_same_bits(buffers.maxima[:, : call.total_q].contiguous(), group_maxima(expected))
+            assert bool(buffers.scores[:, call.total_q :].isnan().all())
+    assert len(launches) == 1
+
+
+# Lengths, offsets and ids that a captured launch cannot refuse: nothing is touched out of bounds.
+#
+# The simulated device faults on any access outside the tensors of a launch.
+
+LEAST, MOST = -(2**31), 2**31 - 1
+HOSTILE_COLUMNS, TOKENS, BATCH = 6, 9, 9
+
+
+def hostile(heads: int, local_blocks: int) -> tuple[Call, ScoreBatch, DeviceRequests]:
+    """A legal call of one query at the end of five blocks, and a batch of it and eight illegal requests."""
+    good = random_call([(600, 1)], heads, seed=9).forcing(0, local_blocks)
+    random = np.random.default_rng(heads)
+    num_pages = good.pages.shape[0]
+    ids = np.array([-1, MOST, LEAST, num_pages, 0, 1], np.int32)
+    table = torch.from_numpy(random.choice(ids, (BATCH, HOSTILE_COLUMNS - 1)))
+    table[0] = good.block_table[0, :5]
+    queries = good.q.view(torch.uint8).expand(TOKENS, -1, -1).contiguous().view(torch.float8_e4m3fn)
+    seq_lens = [600, MOST, -5, 100_000, 3, LEAST, 640, 1, 513]
+    bounds = [0, 1, 2, 3, 4, 2, MOST, LEAST, 7, 9]
+    table_rows = [0, 1, BATCH, MOST, -1, LEAST, 6, 7, 8]
+    columns = (table_rows, bounds[:-1], bounds[1:], seq_lens)
+    requests = DeviceRequests(*(torch.tensor(column, dtype=torch.int32) for column in columns))
+    good = replace(good, block_table=good.block_table[:, : HOSTILE_COLUMNS - 1])
+    return good, replace(good.batch(), q=queries, block_table=table), requests
+
+
+@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+@pytest.mark.parametrize("local_blocks", [0, 1])
+@pytest.mark.parametrize("wants_maxima", [False, True])
+def test_nothing_leaves_the_buffers(heads: int, local_blocks: int, wants_maxima: bool) -> None:
+    """Whatever the others hold, the legal request's row is exact."""
+    legal, batch, requests = hostile(heads, local_blocks)
+    scores = torch.full((heads, TOKENS, HOSTILE_COLUMNS), POISON)
+    maxima = torch.full((heads, TOKENS, 1), POISON) if wants_maxima else None
+    for compute_units in (1, 4):
+        with device_with(compute_units):
+            decode_launcher().launch(batch, requests, scores, maxima)
+        expected = oracle_scores(legal, HOSTILE_COLUMNS)
+        assert_same_bits(scores[:, :1], expected)
+        if maxima is not None:
+            assert_same_bits(maxima[:, :1], group_maxima(expected))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_number_may_be_anything(seed: int) -> None:
+    """Seeded garbage in all four arrays and the block table. Requests may then claim the same rows, which the
+    device tells at the end of a launch as a race of their stores; an access outside ends it at once."""
+    _, batch, _ = hostile(4, 0)
+    random = np.random.default_rng(seed)
+    extremes = np.array([LEAST, LEAST + 1, -200, -1, 0, 1, 5, 9, 16, 129, 1000, MOST - 127, MOST - 1, MOST])
+    garbage = random.choice(extremes, (4, 70)).astype(np.int32)
+    table = torch.from_numpy(random.choice(extremes, (BATCH, HOSTILE_COLUMNS)).astype(np.int32))
+    scores, maxima = torch.full((4, TOKENS, 20), POISON), torch.full((4, TOKENS, 2), POISON)
+    requests = DeviceRequests(*torch.from_numpy(garbage))
+    with device_with(1):
+        try:
+            decode_launcher().launch(replace(batch, block_table=table), requests, scores, maxima)
+        except LaunchError as error:
+            if not isinstance(error.__cause__, RaceError):
+                raise
+
+
+# The decode scorer whose pages go through LDS by DMA: the same bits, whenever a DMA lands.
+
+
+@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+def test_scores_equal_the_oracle_decode_staged(heads: int) -> None:
+    """Every number of blocks of a tail, the diagonal, sentinels, shares that end inside requests."""
+    most = MAX_ROWS // heads
+    lengths = [(900, most), (0, 0), (2432, 1), (129, 1), (1, 1), (640, 1), (384, 1)]
+    call = random_call(lengths, heads, seed=heads)
+    assert_exact(call, compute_units=2, layout="staged")
+    assert_exact(call.forcing(1, 1), compute_units=4, columns=23, layout="staged")
+    record = simulated_device().launches[-1]
+    assert record.kernel == f"score_decode_h{heads}_staged"
+    metadata = record.report.kernel.metadata
+    assert metadata is not None
+    has = resources(metadata)
+    assert (has.vgpr_spills, has.sgpr_spills, has.scratch_bytes, has.waves_per_simd) == (0, 0, 0, 2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_order_of_waves_and_landing_of_dma_gives_the_same_bytes(schedule: Schedule) -> None:
+    call = random_call([(700, 3), (3500, 1), (64, 1)], 4, seed=11)
+    assert_exact(call, schedule=schedule, compute_units=1, layout="staged")
+
+
+def test_every_scale_byte_is_scored_decode_staged() -> None:
+    call = random_call([(400, 2), (1100, 1)], 4, seed=5, values="bytes")
+    assert_exact(call, compute_units=1, layout="staged")
+
+
+@pytest.mark.parametrize("compute_units", [1, 2, 8])
+def test_scores_and_maxima_depend_on_no_split_decode_staged(compute_units: int) -> None:
+    lengths = [(10_900, 2), (2047, 1), (2049, 1), (70, 1)]
+    assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units, layout="staged")
+
+
+@pytest.mark.parametrize(
+    ("value", "kernel"), [("staged", "_staged"), ("registers", ""), ("", ""), (None, "")]
+)
+def test_a_setting_chooses(value: str | None, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(VARIABLE, value)
+    call = random_call([(300, 1)], 4)
+    scores = torch.full((4, 1, call.batch().num_score_blocks), float("nan"))
+    flydsl_sim.create(None, "exact").score_decode(call.batch(), scores)
+    assert simulated_device().launches[-1].kernel == f"score_decode_h4{kernel}"
+    assert_same_bits(scores, oracle_scores(call))
+
+
+def test_a_layout_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "lds")
+    status = registry.status("flydsl-sim")
+    assert not status.usable
+    assert status.reason == (
+        f"{VARIABLE}=lds is no layout of the decode scorer; use registers or staged, or unset it"
+    )
+    with pytest.raises(DeviceUnavailableError, match=f"{VARIABLE}=lds"):
+        flydsl_sim.create(None, "exact")
+    assert f"{VARIABLE}=lds" in registry.status("flydsl").reason

@@ -15,13 +15,7 @@ import torch
 from kernel.backends.flydsl.runtime import launching
 from kernel.errors import DeviceUnavailableError, LaunchError
 from kernel.gfx950 import SCHEDULES, OutOfBoundsError, Schedule, UnsupportedInstructionError
-from kernel.gfx950.hip import (
-    HipCallError,
-    SimulatedDevice,
-    code_object,
-    simulated_device,
-    standin,
-)
+from kernel.gfx950.hip import HipCallError, SimulatedDevice, code_object, simulated_device, standin
 from tests.gfx950.scaled_add import THREADS, launch_unguarded, prepare, scaled_add
 
 N = 3 * THREADS + 17  # a last workgroup that is not full

@@ -6,6 +6,9 @@ ones are compared within the tolerance of the contract.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -15,7 +18,8 @@ from indexer.verify import verify_case
 from kernel.backends import registry
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import code_object, simulated_device
-from tests.support.real_cases import DATA, more_case
+from tests.support.cases import DATA, ROOT, more_case
+from tests.support.process import printed_by
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
@@ -122,3 +126,17 @@ def test_the_registry_says_what_was_found_and_what_is_missing(monkeypatch: pytes
 def test_another_device_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="must be 'cpu' for backend 'flydsl-sim'"):
         registry.create("flydsl-sim", "cuda")
+
+
+# The example of docs/gfx950-simulation.md runs as it stands.
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "gfx950-simulation.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    program = tmp_path / "example.py"  # a file: FlyDSL reads a kernel's source
+    program.write_text(example)
+    printed = printed_by(program, PYTHONPATH=str(ROOT))
+    promised = re.search(r"print\(x\[:4\]\) +# (.*)", example)
+    assert promised is not None
+    assert printed.strip() == promised[1]

@@ -12,8 +12,7 @@ import torch
 from kernel.backends.flydsl import geometry, toolchain
 from kernel.backends.flydsl.geometry import KeyType
 from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
-from tests.gfx950.insert_launch import InsertLaunch
-from tests.gfx950.key_groups import DTYPES, hard_keys
+from tests.gfx950.row_launches import DTYPES, InsertLaunch, hard_keys
 
 SLOW = slice(0, None, 9)
 """Every ninth scale; nightly each."""

@@ -13,8 +13,8 @@ import pytest
 from kernel.backends import flydsl_sim
 from kernel.backends.flydsl import kernel_cache, toolchain
 from kernel.errors import DeviceUnavailableError
-from tests.support.command import call, spawn
-from tests.support.real_cases import CUT
+from tests.support.cases import CUT
+from tests.support.process import call, spawn
 
 VERIFY = ("verify", CUT, "--backend", "flydsl-sim", "--json")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernel import plan
 from kernel.batch import Request
 from kernel.contract import MAX_SEQ_LEN, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
@@ -19,6 +21,8 @@ from kernel.plan import (
     STORE_BLOCKS,
     TILE_ROWS,
     WORK_ITEM_DWORDS,
+    PackedPlan,
+    PlanCache,
     WorkItem,
     dealt_makespan,
     launches,
@@ -26,6 +30,9 @@ from kernel.plan import (
     pack_items,
     plan_prefill,
 )
+from tests.gfx950.scorers import scored
+from tests.support.calls import random_call
+from tests.support.compare import assert_same_bits, oracle_scores
 
 HEADS = st.sampled_from(SUPPORTED_HEADS)
 ALIGNMENTS = st.sampled_from((STORE_BLOCKS, MAXIMA_BLOCKS))
@@ -48,7 +55,7 @@ def batches(draw: st.DrawFn) -> tuple[Request, ...]:
     return tuple(requests)
 
 
-def plan(
+def planned(
     requests: tuple[Request, ...],
     heads: int,
     slots: int,
@@ -73,7 +80,7 @@ def test_every_block_below_nb_of_every_row_is_in_one_item(
 ) -> None:
     """Each item's tokens lie in one request, at their positions; each pair below nb is covered once."""
     covered: Counter[tuple[int, int]] = Counter()
-    for item in plan(requests, heads, slots, alignment, xcds):
+    for item in planned(requests, heads, slots, alignment, xcds):
         request = requests[item.table_offset // 64]
         first = item.first_token - request.query_start
         assert 0 <= first < first + item.num_tokens <= request.query_len
@@ -94,7 +101,7 @@ def test_items_are_within_the_kernels_limits(
     requests: tuple[Request, ...], heads: int, slots: int, alignment: int
 ) -> None:
     """No dead item, none that sees past its tile, segments aligned, tiles of at most 512 rows."""
-    for item in plan(requests, heads, slots, alignment):
+    for item in planned(requests, heads, slots, alignment):
         assert 1 <= item.num_tokens * heads <= TILE_ROWS
         assert item.first_block % alignment == 0
         last_position = item.position + item.num_tokens - 1
@@ -109,7 +116,7 @@ def test_items_are_balanced(
     requests: tuple[Request, ...], heads: int, slots: int, alignment: int, xcds: int
 ) -> None:
     """No item exceeds a slot's share by more than its rounding, so neither does the last slot to finish."""
-    items = plan(requests, heads, slots, alignment, xcds)
+    items = planned(requests, heads, slots, alignment, xcds)
     if not items:
         return
     costs = [item.cost for item in items]
@@ -124,7 +131,7 @@ def test_items_are_balanced(
 
 def test_a_long_context_fills_the_device_evenly() -> None:
     """8,192 queries of 4 heads on 131,072 keys: 64 tiles are split until 512 slots are busy to the end."""
-    items = plan((Request(0, 0, 8192, 131072),), 4, 512, MAXIMA_BLOCKS, columns=1024)
+    items = planned((Request(0, 0, 8192, 131072),), 4, 512, MAXIMA_BLOCKS, columns=1024)
     costs = [item.cost for item in items]
     assert len(items) >= 512
     assert makespan(costs, 512) <= 1.1 * sum(costs) / 512
@@ -141,7 +148,7 @@ def test_a_ragged_batch_has_no_more_items_than_it_needs() -> None:
 
 def test_heavy_items_come_first_and_tiles_of_one_segment_share_a_die() -> None:
     """Grid position p goes to die p mod 8."""
-    items = plan((Request(0, 0, 4096, 131072),), 4, 512, MAXIMA_BLOCKS, columns=1024)
+    items = planned((Request(0, 0, 4096, 131072),), 4, 512, MAXIMA_BLOCKS, columns=1024)
     assert items[0].cost == max(item.cost for item in items)
     assert items[-1].cost <= sum(item.cost for item in items) / len(items)
     dies: dict[int, set[int]] = {}
@@ -154,11 +161,13 @@ def test_heavy_items_come_first_and_tiles_of_one_segment_share_a_die() -> None:
 def test_plans_are_deterministic(
     requests: tuple[Request, ...], heads: int, slots: int, alignment: int, xcds: int
 ) -> None:
-    assert plan(requests, heads, slots, alignment, xcds) == plan(requests, heads, slots, alignment, xcds)
+    assert planned(requests, heads, slots, alignment, xcds) == planned(
+        requests, heads, slots, alignment, xcds
+    )
 
 
 def test_requests_without_queries_give_no_items() -> None:
-    assert plan((Request(0, 0, 0, 0), Request(1, 0, 0, 900)), 4, 512) == []
+    assert planned((Request(0, 0, 0, 0), Request(1, 0, 0, 900)), 4, 512) == []
 
 
 def test_launches_are_chunked_within_the_grids_limit() -> None:
@@ -239,7 +248,7 @@ def test_the_largest_call_fits() -> None:
 @given(batches(), HEADS, SLOTS)
 def test_tiles_are_as_few_as_can_be(requests: tuple[Request, ...], heads: int, slots: int) -> None:
     """Aligning tiles to blocks never adds one."""
-    items = plan(requests, heads, slots)
+    items = planned(requests, heads, slots)
     tiles = {item.first_token for item in items}
     assert len(tiles) == sum(-(-request.query_len * heads // TILE_ROWS) for request in requests)
 
@@ -248,7 +257,7 @@ def test_tiles_are_as_few_as_can_be(requests: tuple[Request, ...], heads: int, s
 def test_tiles_start_at_blocks_where_that_is_free(heads: int) -> None:
     """A chunk of a prefill behind a prefix that ends inside a block: only its first tile is unaligned."""
     request = Request(0, 0, 1984, 4992)
-    items = plan((request,), heads, 512)
+    items = planned((request,), heads, 512)
     unaligned = {item.first_token for item in items if item.position % 128}
     assert unaligned == {0}
     assert request.prefix_len % 128 != 0
@@ -262,3 +271,127 @@ def test_longest_context_is_balanced_over_the_slots_of_each_die(queries: int) ->
     items = plan_prefill([request], 4, table_stride=8_192, score_blocks=8_192, slots=512)
     costs = [item.cost for item in items]
     assert dealt_makespan(costs, slots=512, xcds=8) <= 1.02 * sum(costs) / 512
+
+
+# Cached plans are those that planning gives, for every argument, in bounded memory.
+
+REQUESTS = (Request(0, 0, 300, 5000), Request(1, 300, 7, 700))
+OPTIONS: dict[str, Any] = {
+    "num_heads": 4,
+    "table_stride": 64,
+    "score_blocks": 64,
+    "slots": 32,
+    "alignment": 4,
+}
+
+
+@pytest.fixture
+def plan_cache_planned(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was planned, not found."""
+    calls: list[object] = []
+
+    def counted(requests: object, *arguments: Any, **options: Any) -> object:
+        calls.append(requests)
+        return plan_prefill(requests, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plan, "plan_prefill", counted)
+    return calls
+
+
+def expected(requests: tuple[Request, ...], options: dict[str, Any]) -> PackedPlan:
+    items = plan_prefill(requests, **options)
+    return PackedPlan(len(items), pack_items(items).tobytes())
+
+
+def test_a_plan_is_made_once(plan_cache_planned: list[object]) -> None:
+    cache = PlanCache()
+    again = tuple(Request(r.table_row, r.query_start, r.query_len, r.seq_len) for r in REQUESTS)
+    first = cache.plan(REQUESTS, **OPTIONS)
+    assert cache.plan(again, **OPTIONS) is first
+    assert first == expected(REQUESTS, OPTIONS)
+    assert len(plan_cache_planned) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_heads": 2},
+        {"table_stride": 65},
+        {"score_blocks": 80},
+        {"slots": 8},
+        {"alignment": 16},
+        {"requests": REQUESTS[:1]},
+        {"requests": (REQUESTS[0], Request(1, 300, 7, 701))},
+        {"requests": (REQUESTS[0], Request(1, 300, 6, 700))},
+        {"requests": (REQUESTS[0], Request(1, 301, 7, 700))},
+        {"requests": (REQUESTS[0], Request(2, 300, 7, 700))},
+    ],
+)
+def test_everything_that_a_plan_depends_on_tells_plans_apart(change: dict[str, Any]) -> None:
+    cache = PlanCache()
+    before = cache.plan(REQUESTS, **OPTIONS)
+    options = OPTIONS | change
+    requests = options.pop("requests", REQUESTS)
+    found = cache.plan(requests, **options)
+    assert found == expected(requests, options)
+    assert found != before
+    assert cache.plan(REQUESTS, **OPTIONS) is before
+
+
+def test_the_plan_used_longest_ago_goes_first(plan_cache_planned: list[object]) -> None:
+    def ask(queries: int) -> None:
+        cache.plan((Request(0, 0, queries, queries),), **OPTIONS)
+
+    cache = PlanCache(most=4)  # a plan of one item of one request counts 2
+    for queries in (1, 2, 1, 3):
+        ask(queries)
+    assert len(cache) == 2
+    plan_cache_planned.clear()
+    ask(1)
+    ask(3)
+    assert plan_cache_planned == []
+    ask(2)
+    assert len(plan_cache_planned) == 1
+
+
+def test_a_plan_that_is_too_large_is_made_and_displaces_nothing() -> None:
+    cache = PlanCache(most=3)
+    kept = cache.plan((Request(0, 0, 1, 1),), **OPTIONS)
+    assert cache.plan(REQUESTS, **OPTIONS) == expected(REQUESTS, OPTIONS)
+    assert len(cache) == 1
+    assert cache.plan((Request(0, 0, 1, 1),), **OPTIONS) is kept
+
+
+def test_calls_of_one_shape_are_planned_once(plan_cache_planned: list[object]) -> None:
+    """Two layers of a step, on the simulated device: other keys and queries, other buffers, one plan."""
+    for seed in (1, 2):
+        call = random_call([(203, 131), (519, 3)], 4, seed=seed)
+        assert_same_bits(scored(call)[0], oracle_scores(call))
+    assert len(plan_cache_planned) == 1
+
+
+def test_what_is_refused_is_not_kept() -> None:
+    cache = PlanCache()
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError):
+            cache.plan(REQUESTS, **(OPTIONS | {"slots": 0}))
+    assert len(cache) == 0
+
+
+def test_threads_share_a_cache() -> None:
+    cache = PlanCache(most=40)
+    wrong: list[int] = []
+
+    def work() -> None:
+        for queries in [*range(1, 30), *range(1, 30)]:
+            requests = (Request(0, 0, queries, queries + 400),)
+            if cache.plan(requests, **OPTIONS) != expected(requests, OPTIONS):
+                wrong.append(queries)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert 0 < len(cache) <= 20

@@ -10,11 +10,9 @@ import torch
 
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
-from tests.gfx950.prefill import POISON, device_with, group_maxima, launcher, scored
-from tests.support.call import CPU
-from tests.support.calls import RAGGED, random_call, staircase_call
+from tests.gfx950.scorers import POISON, device_with, group_maxima, launcher, scored
+from tests.support.calls import CPU, RAGGED, random_call, sparse_pages, sparse_scores, staircase_call
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
-from tests.support.sparse import sparse_pages, sparse_scores
 
 RAGGED_LONG = ((900, 140), (0, 0), (2432, 20), (300, 0), (129, 1))
 """Tiles of several waves, 19 blocks, requests without queries or keys."""

@@ -5,26 +5,37 @@ Compiled once in a session, without a GPU; every clock is a prediction.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 
 from client.commands.kernel import HONESTY
 from kernel.backends.flydsl import geometry, toolchain
-from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType
+from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType, Layout, Variant
 from kernel.contract import SUPPORTED_HEADS
-from kernel.gfx950 import parse_program
+from kernel.gfx950 import RunReport, parse_program
 from kernel.gfx950.hip import simulated_device
 from kernel.gfx950.report import decode, prefill, work
-from kernel.gfx950.report.prefill import ROLES, check_targets
+from kernel.gfx950.report.decode import (
+    DECODE_ROLES,
+    MEMORY_PAGE_CLOCKS,
+    DecodeReport,
+    check_decode_targets,
+    find_trips,
+)
+from kernel.gfx950.report.prefill import ROLES, UnknownLoopsError, check_targets
+from kernel.gfx950.report.work import WorkReport, check_work_targets
 from tests.gfx950 import compiled
-from tests.gfx950.kernel_limits import LIMITS, assert_every_limit_bites, worse
-from tests.gfx950.prefill import scored
+from tests.gfx950.compiled import LIMITS, assert_every_limit_bites, worse
+from tests.gfx950.one_wave import kernel_of
+from tests.gfx950.scorers import scored
 from tests.support.calls import random_call
-from tests.support.command import call
+from tests.support.process import call
 
 KERNEL_KEYS = {
     "name", "heads", "vgpr", "agpr", "sgpr", "vgpr_spills", "sgpr_spills", "scratch_bytes", "lds_bytes",
@@ -190,3 +201,103 @@ def test_the_command_says_in_one_line_what_is_missing(as_json: bool, monkeypatch
     assert len(done.stderr.splitlines()) == 1
     assert "FLYDSL_GPU_ARCH=gfx942" in done.stderr
     assert not as_json or json.loads(done.stderr)["error"] == "DeviceUnavailableError"
+
+
+# The compiled decode scorers must not get worse: every figure against ``kernel_limits.json``.
+
+
+@pytest.fixture(params=list(itertools.product(LAYOUTS, SUPPORTED_HEADS)))
+def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecodeReport:
+    layout, heads = request.param
+    return compiled.decode_report(heads, layout, tmp_path_factory)
+
+
+def test_no_figure_is_worse_than_its_limit_report_decode(report: DecodeReport) -> None:
+    assert worse(report.fields()) == []
+
+
+def test_every_kernel_has_limits() -> None:
+    assert list(LIMITS) == list(geometry.kernel_names())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gate_sees_every_figure_get_worse_report_decode(
+    layout: Layout, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fields = compiled.decode_report(4, layout, tmp_path_factory).fields()
+    assert set(LIMITS[fields["name"]]["loops"]) == set(DECODE_ROLES)
+    assert_every_limit_bites(fields, at_least=33)
+
+
+def test_targets_are_met_report_decode(report: DecodeReport) -> None:
+    """No spill, two waves a SIMD, a page in less than half of what the memory takes for it."""
+    targets = check_decode_targets(report)
+    assert [target for target in targets if not target.met] == []
+    assert any("memory" in target.name for target in targets)
+
+
+def test_fields_agree_with_each_other_report_decode(report: DecodeReport) -> None:
+    fields = report.fields()
+    assert json.loads(json.dumps(fields)) == fields
+    page, group, forced = fields["loops"]
+    assert [loop["role"] for loop in fields["loops"]] == list(DECODE_ROLES)
+    assert page["mfma"] == group["mfma"] == forced["mfma"] == 32
+    assert page["memory_loads"] == {"registers": 40, "staged": 36}[report.layout]
+    assert (page["memory_stores"], group["memory_stores"]) == (1, 2)
+    assert page["valu"] < group["valu"]
+    assert (page["interpreted_trips"], group["interpreted_trips"], forced["interpreted_trips"]) == (27, 8, 1)
+    assert fields["page"]["valu"] == round((3 * page["valu"] + group["valu"]) / 16, 2)
+    assert fields["page"]["memory_clocks"] == pytest.approx(707.8, abs=0.1)
+    assert pytest.approx(9216 / 8e12 * 256 * 2.4e9) == MEMORY_PAGE_CLOCKS
+    # Staged, a page of 9,216 B is written into LDS and read from it, at 128 B a clock.
+    written, read = {"registers": (0, 0), "staged": (72, 72)}[report.layout]
+    assert fields["page"]["lds_dma_clocks"] == written
+    assert fields["page"]["model_clocks"]["lds"] == 64 + read
+    assert fields["page"]["lds_conflict_clocks"] > 0
+    assert all(hazard["ok"] for hazard in fields["hazards"])
+    memory_bound = 32 * 1024 * 9216 / 8e6
+    assert fields["calls"][0]["predicted_us"] == pytest.approx(memory_bound + 2.5, abs=0.1)
+
+
+def test_another_number_of_trips_is_an_error() -> None:
+    body = "s_nop 0\n.LBB0_1:\n" + 32 * "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], 0\n"
+    kernel = kernel_of(body + "s_cbranch_scc1 .LBB0_1\ns_endpgm")
+    trace = np.array([0, *range(1, 34), 34], np.int32)
+    counts = np.zeros(len(kernel.instructions), np.int64)
+    with pytest.raises(UnknownLoopsError, match="wave 0 made 1 trips, not 8"):
+        find_trips(RunReport(kernel, counts, 1, 1, None, {(0, 0): trace}))
+
+
+# The compiled top-k and insert kernels must not get worse: figures against ``kernel_limits.json``.
+
+KERNELS: tuple[Variant | KeyType, ...] = (*VARIANTS, *KeyType)
+
+
+@pytest.fixture(params=KERNELS, ids=lambda kernel: str(kernel.name).lower())
+def work_figures(request: pytest.FixtureRequest) -> WorkReport:
+    return compiled.work_report(request.param)
+
+
+def test_no_figure_is_worse_than_its_limit_report_work(work_figures: WorkReport) -> None:
+    assert worse(work_figures.fields()) == []
+
+
+def test_the_gate_sees_every_figure_get_worse_report_work() -> None:
+    assert_every_limit_bites(compiled.work_report(KeyType.BFLOAT16).fields(), at_least=11)
+
+
+def test_targets_are_met_report_work(work_figures: WorkReport) -> None:
+    """No spill; top-k through maxima in 15 us, from scores and insert within 1.2 of their bytes' time."""
+    targets = check_work_targets(work_figures)
+    assert [target for target in targets if not target.met] == []
+    assert len(targets) == 3 or work_figures.name.startswith("topk")
+
+
+def test_fields_agree_with_each_other_report_work(work_figures: WorkReport) -> None:
+    fields = work_figures.fields()
+    assert json.loads(json.dumps(fields)) == fields
+    for one in fields["works"]:
+        assert one["predicted_us"] == max(one["predicted_valu_us"], one["predicted_memory_us"])
+        clocks = 2400 * 1024 * one["predicted_valu_us"]
+        assert clocks == pytest.approx(4 * one["valu"] * one["units"], rel=0.01)
+        assert one["predicted_memory_us"] == pytest.approx(one["bytes"] * one["units"] / 8e6, rel=0.01)

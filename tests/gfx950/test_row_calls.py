@@ -7,16 +7,22 @@ from functools import cache
 import pytest
 import torch
 
+from indexer import IndexerConfig, IndexScorer
+from indexer.pipeline import ScoreResult
+from kernel.backends import registry
+from kernel.backends.base import Order
+from kernel.backends.flydsl import backend as pieces_module
+from kernel.backends.flydsl.backend import pieces
 from kernel.backends.flydsl.geometry import MAX_BLOCKS
 from kernel.backends.flydsl.launch import InsertLauncher, TopkLauncher
+from kernel.backends.reference import ReferenceBackend
 from kernel.errors import InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import simulated_device
-from tests.gfx950.prefill import group_maxima
-from tests.support.call import CPU
-from tests.support.compare import assert_same_bits
-from tests.support.oracle_pages import oracle_inserted
-from tests.support.selection import in_block_order, selected
-from tests.support.sparse import sparse_scores
+from tests.gfx950.scorers import group_maxima
+from tests.support.allocations import OutOfMemoryAt
+from tests.support.calls import CPU, RAGGED, random_call, sparse_scores
+from tests.support.compare import assert_same_bits, in_block_order, oracle_inserted, selected
+from tests.support.scorer_state import assert_consistent, state_of
 
 
 @cache
@@ -116,3 +122,123 @@ def test_rows_at_the_end_of_4_9_gib_of_scores() -> None:
         block_ids = torch.empty(heads, 3, 16, dtype=torch.int32)
         topk()(scores[:, last], num_blocks, block_ids, "score", groups)
         assert_same_bits(block_ids[2:], expected)
+
+
+# Selection in pieces of bounded memory: every row once, and the ids that the oracle gives.
+
+
+@pytest.mark.parametrize("order", ["score", "block"])
+def test_of_the_kernels_scores_equals_the_oracles(order: Order) -> None:
+    """A context of 69 blocks, where k = 2 goes through maxima, beside a short request."""
+    call = random_call([(8720, 5), (300, 3), (0, 0)], 4, seed=21).forcing(0, 1)
+    batch = call.batch()
+    expected = torch.full((4, 8, 2), -7, dtype=torch.int32)
+    ReferenceBackend().select(batch, expected, order)
+    found = torch.full_like(expected, -7)
+    registry.create("flydsl-sim").select(batch, found, order)
+    assert_same_bits(found, expected)
+
+
+@pytest.mark.parametrize("cells", [1, 100, 2000, 1 << 20])
+def test_pieces_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    """Within the memory, or one query at a time; rows of requests left out are in no piece."""
+    monkeypatch.setattr(pieces_module, "_CELLS", cells)
+    batch = random_call(RAGGED, 4).batch()
+    batch = batch.subset(request for request in batch.requests if request.table_row != 3)
+    rows = torch.zeros(batch.total_q, dtype=torch.int32)
+    for piece_rows, piece in pieces(batch):
+        rows[piece_rows] += 1
+        assert piece.total_q == piece_rows.stop - piece_rows.start
+        assert piece.total_q == 1 or 4 * piece.total_q * piece.num_score_blocks <= cells
+        assert_same_bits(piece.num_blocks_per_query(), batch.num_blocks_per_query()[piece_rows])
+    expected = torch.zeros_like(rows)
+    for request in batch.requests:
+        expected[request.query_start : request.query_start + request.query_len] = 1
+    assert_same_bits(rows, expected)
+
+
+# Memory that runs out at each allocation of a call in turn: a named error, nothing half done.
+#
+# Scores, group maxima, work lists, request lists, ids, copies of operands and pages are all allocated by
+# torch: the failures are injected there, once alone and once for good, so that undoing has no memory either.
+
+MOST_ALLOCATIONS = 400
+KEYS = 34 * 128 - 5
+"""Of the longer sequence: so many blocks that the best one is selected through group maxima."""
+
+
+@pytest.fixture(scope="module")
+def filled() -> tuple[IndexScorer, list[int]]:
+    generator = torch.Generator().manual_seed(6)
+    scorer = IndexScorer(
+        IndexerConfig(
+            num_index_heads=4, num_pages=40, topk_blocks=1, local_blocks=0, backend="flydsl-sim", device="cpu"
+        )
+    )
+    sequences = [scorer.add_sequence(), scorer.add_sequence()]
+    for sequence, keys in zip(sequences, (KEYS, 70)):
+        scorer.append_keys(sequence, torch.randn(keys, 128, generator=generator).to(torch.bfloat16))
+    return scorer, sequences
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+@pytest.mark.parametrize("return_scores", [True, False])
+def test_scoring(filled: tuple[IndexScorer, list[int]], return_scores: bool, for_good: bool) -> None:
+    """A batch of prefill and decode, with scores and by group maxima."""
+    scorer, sequences = filled
+    q = torch.randn(6, 4, 128, generator=torch.Generator().manual_seed(7))
+
+    def score() -> ScoreResult:
+        return scorer.score(q, sequences, query_lens=[1, 5], return_scores=return_scores)
+
+    right, before = score(), state_of(scorer)
+    failed = set()
+    for allocation in range(MOST_ALLOCATIONS):
+        with OutOfMemoryAt(allocation, for_good=for_good) as memory:
+            try:
+                found = score()
+            except InvalidArgumentError as error:
+                failed.add(error.argument)
+                found = None
+        assert (found is None) == bool(memory.failed)
+        assert state_of(scorer) == before
+        if found is not None:
+            break
+    else:
+        pytest.fail("a call that never ended")
+    assert allocation > 10
+    assert failed == ({"q.shape[0]", "return_scores"} if return_scores else {"q.shape[0]"})
+    for one in (found, score()):
+        assert_same_bits(one.block_ids, right.block_ids)
+        if right.scores is not None and one.scores is not None:
+            assert_same_bits(one.scores, right.scores)
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_appending(filled: tuple[IndexScorer, list[int]], for_good: bool) -> None:
+    """To a page that a fork shares, and to fresh ones; the keys are strided, so that they are copied, too."""
+    scorer, (_, sequence) = filled
+    keys = torch.randn(130, 256, generator=torch.Generator().manual_seed(8))[:, ::2]
+    fork = scorer.fork_sequence(sequence)
+    before = state_of(scorer)
+    failed = set()
+    for allocation in range(MOST_ALLOCATIONS):
+        with OutOfMemoryAt(allocation, for_good=for_good) as memory:
+            try:
+                scorer.append_keys(fork, keys)
+            except InvalidArgumentError as error:
+                failed.add(error.argument)
+        assert_consistent(scorer)
+        if not memory.failed:
+            break
+        assert state_of(scorer) == before
+    assert failed == {"k.shape[0]"}
+    assert allocation > 5
+    assert scorer.sequence_length(fork) == 200
+    assert_consistent(scorer)
+    again = scorer.fork_sequence(sequence)
+    scorer.append_keys(again, keys)
+    pages = [scorer.pages[scorer.block_table(one).long()] for one in (fork, again)]
+    assert_same_bits(*pages)
+    scorer.free_sequence(fork)
+    scorer.free_sequence(again)

@@ -11,11 +11,18 @@ import pytest
 
 from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.geometry import CLASSES, VARIANTS, Variant, variant_for
-from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
-from tests.gfx950.bound_network import telling_rows
-from tests.gfx950.topk_launch import TopkLaunch
-from tests.gfx950.topk_list_rows import counted_rows, crowded_groups, crowded_rows
-from tests.gfx950.topk_rows import Row, network_rows, rows_of_groups, short_rows, special_rows
+from kernel.gfx950 import SCHEDULES, Kernel, RunReport, Schedule, parse_program
+from tests.gfx950.row_launches import Network, TopkLaunch, exact, random_keys, telling_keys, telling_rows
+from tests.gfx950.topk_rows import (
+    Row,
+    counted_rows,
+    crowded_groups,
+    crowded_rows,
+    network_rows,
+    rows_of_groups,
+    short_rows,
+    special_rows,
+)
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 PART = 48
@@ -155,3 +162,63 @@ def test_a_call_takes_the_kernel_that_fits() -> None:
     assert groups == [64, 64, 128, 128, 256, 512, 512, 0, 0]
     assert variant_for(17, 100, True).most_groups == 0
     assert len(BY_NAME) == len(VARIANTS)
+
+
+# The bound's networks: exact, and the chosen rows tell of every exchange that could be missing.
+
+
+@pytest.mark.parametrize("best", CLASSES)
+def test_a_network_finds_the_bound_exactly(best: int) -> None:
+    """Of 0 and 1, which suffices for a network, and of random keys."""
+    random = np.random.default_rng(best)
+    for high in (best - 1, best, min(best + 1, 64)):
+        keys = random_keys(random, best, high, 1000)
+        np.testing.assert_array_equal(Network(best).bound(keys), exact(keys, best))
+    keys = np.sort(random.integers(-200, 200, (2000, 64, 2)))[..., ::-1]
+    np.testing.assert_array_equal(Network(best).bound(keys), exact(keys, best))
+
+
+@pytest.mark.parametrize("best", CLASSES)
+def test_a_missing_exchange_is_too_low_and_told(best: int) -> None:
+    """Never too high, which would lose a column; each of them is told by one of the chosen keys."""
+    random = np.random.default_rng(best)
+    keys = np.sort(random.integers(-200, 200, (500, 64, 2)))[..., ::-1]
+    whole = Network(best)
+    right = whole.bound(keys)
+    chosen = np.stack([np.stack([counts > 0, counts > 1], -1) for counts in telling_keys(best)]).astype(
+        np.int64
+    )
+    assert (Network(best).bound(chosen) == 1).all()
+    for missing in range(whole.exchanges):
+        without = Network(best, missing)
+        assert (without.bound(keys) <= right).all()
+        assert (Network(best, missing).bound(chosen) < 1).any(), f"exchange {missing} of {whole.exchanges}"
+
+
+# What a row takes of the top-k kernels: the bound lets pass exactly the columns that it is due to.
+
+
+def compares(report: RunReport) -> int:
+    """Comparisons of candidates, whole waves."""
+    return sum(num for name, num in report.by_mnemonic().items() if name in ("v_cmp_gt_i64", "v_cmp_lt_i64"))
+
+
+def due(row: Row, best: int) -> int:
+    """Of a row of 256 columns, four neighbours a lane, of which at most 64 pass: 16 candidates unasked, then
+    four at a time; half of them where both halves of the wave share the work."""
+    lanes = np.sort(row.scores.reshape(64, 4), 1)[:, ::-1]
+    bound = np.sort(lanes[:, : 1 if best < 64 else 2].ravel())[-best]
+    passing = int((row.scores >= bound).sum())
+    assert best <= passing <= 64
+    compared = 16 + 4 * -(-max(passing - 16, 0) // 4)
+    return compared // 2 if passing <= 32 else compared
+
+
+@pytest.mark.parametrize("variant", [Variant(16), Variant(16, 64), Variant(32)], ids=lambda v: str(v.name))
+def test_the_bound_lets_pass_what_it_is_due_to(variant: Variant) -> None:
+    """Rows chosen to tell of each exchange of the network, and random ones."""
+    random = np.random.default_rng(1)
+    rows = [row for row in telling_rows(variant.best, False) if row.scores.size == 256]
+    rows += [Row("normal", random.standard_normal(256).astype(np.float32)) for _ in range(4)]
+    report = TopkLaunch("due", variant, [rows], variant.best).run(kernel_of(variant))
+    assert compares(report) == sum(due(row, variant.best) for row in rows)

@@ -22,6 +22,7 @@ from indexer.distributed.share import SharePiece
 from kernel.backends import registry
 from kernel.errors import InvalidArgumentError, OutOfPagesError, RankDisagreementError, RankLostError
 from tests.distributed.conftest import Worlds
+from tests.distributed.test_agreement import check_bytes_of_every_call
 from tests.distributed.test_failures import (
     DEADLINE_SECONDS,
     SLACK_SECONDS,
@@ -34,11 +35,9 @@ from tests.distributed.test_failures import (
     query,
 )
 from tests.distributed.test_same_bytes import HEADS, OPTIONS, script_of, scripts, values
-from tests.distributed.test_traffic import check_bytes_of_every_call
-from tests.support import rank_calls
-from tests.support.rank_calls import Step, rank_state
-from tests.support.rank_pool import PerRank, Rank, RankPool
-from tests.support.real_cases import CODE, CUT
+from tests.support import process_group
+from tests.support.cases import CODE, CUT
+from tests.support.process_group import PerRank, Rank, RankPool, Step, rank_state
 
 BACKEND = "cpu:gloo,cuda:nccl"
 CONFIG = IndexerConfig(4, 512, topk_blocks=4, local_blocks=0, backend="triton", device="cuda")
@@ -158,7 +157,7 @@ def pair() -> Iterator[RankPool]:
     """Two ranks with a scorer that holds a sequence of nine blocks, to be broken."""
     gpus()
     with RankPool(2, BACKEND) as pool:
-        pool.run(rank_calls.make, "s", SMALL, 2, 1, 60.0, ranks=range(2))
+        pool.run(process_group.make, "s", SMALL, 2, 1, 60.0, ranks=range(2))
         fill(pool, range(2))
         # The first call compiles the kernels, each rank in its own time.
         assert [error for error, _ in pool.run(attempt, "s", "score", (query(), [0]), ranks=range(2))] == [
@@ -197,7 +196,7 @@ def make_with_timeout(rank: Rank, name: str, seconds: float) -> None:
     group = dist.new_group([0, 1], backend=BACKEND, timeout=timedelta(seconds=seconds))
     assert isinstance(group, dist.ProcessGroup)
     rank.groups[2] = group
-    rank_calls.make(rank, name, SMALL, 2, 1)
+    process_group.make(rank, name, SMALL, 2, 1)
 
 
 @pytest.mark.timeout(200)
@@ -288,7 +287,7 @@ DISAGREEMENTS: dict[str, tuple[str, Callable[[], PerRank]]] = {
 @pytest.fixture(scope="module")
 def pages_of_two(pool: RankPool) -> str:
     """A scorer on two ranks that tests leave as it is: a sequence of nine blocks."""
-    pool.run(rank_calls.make, "failures", SMALL, 2, 1, 60.0, ranks=range(2))
+    pool.run(process_group.make, "failures", SMALL, 2, 1, 60.0, ranks=range(2))
     fill(pool, range(2), "failures")
     return "failures"
 

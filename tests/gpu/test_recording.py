@@ -15,10 +15,8 @@ from indexer.recording.snapshot import GATHER_BYTES
 from indexer.replay import CaseScorer, load_case
 from indexer.verify import verify_case
 from kernel.errors import InvalidArgumentError
-from tests.support.call import Call
-from tests.support.calls import RAGGED, random_call
+from tests.support.calls import PAGE, RAGGED, Call, random_call
 from tests.support.compare import assert_same_bits
-from tests.support.page_bytes import PAGE
 
 if TYPE_CHECKING:
     from kernel.backends.triton.backend import TritonBackend

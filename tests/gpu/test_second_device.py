@@ -21,21 +21,12 @@ from kernel.errors import InvalidArgumentError
 from tests.distributed.test_same_bytes import OPTIONS, values
 from tests.gpu.test_decode_graph import captured
 from tests.http.test_ranks import pids
-from tests.support import rank_calls
-from tests.support.calls import random_call
-from tests.support.compare import assert_same_bits
-from tests.support.decode_steps import STEPS, StepBuffers
-from tests.support.http_calls import (
-    assert_problem,
-    binary,
-    make_sequence,
-    normals,
-    random_case,
-    sequences_body,
-)
+from tests.support import process_group
+from tests.support.calls import STEPS, StepBuffers, random_call
+from tests.support.compare import assert_same_bits, inserted, scores_of, selection_of, topk_of
+from tests.support.http import assert_problem, binary, make_sequence, normals, random_case, sequences_body
 from tests.support.live_server import LiveServer, until
-from tests.support.rank_calls import Step
-from tests.support.run import inserted, scores_of, selection_of, topk_of
+from tests.support.process_group import Step
 
 if TYPE_CHECKING:
     from kernel.backends.triton.backend import TritonBackend
@@ -127,12 +118,12 @@ def test_a_scorer_and_its_cases(place: Place, precision: Precision) -> None:
     script.append(Step("free_sequence", (0,)))
     config = IndexerConfig(4, 100, local_blocks=0, backend="triton", device=place.device, precision=precision)
     scorer, case = IndexScorer(config), random_case(((3000, 20), (500, 1)))
-    found, scored = rank_calls.played(scorer, script), CaseScorer(scorer).score(case)
+    found, scored = process_group.played(scorer, script), CaseScorer(scorer).score(case)
     assert scored.scores is not None
     assert all(seconds >= 0 for seconds in dict(scored.timings).values())
     with torch.cuda.device(place.device):
         again = IndexScorer(config)
-        rank_calls.assert_same_outcomes(found, rank_calls.played(again, script), str(place))
+        process_group.assert_same_outcomes(found, process_group.played(again, script), str(place))
         expected = CaseScorer(again).score(case)
     assert expected.scores is not None
     assert_same_bits(scored.scores, expected.scores)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -14,16 +19,9 @@ from pydantic import ValidationError
 
 from indexer.case import encode_case
 from server.settings import Settings
-from tests.support.http_calls import (
-    assert_problem,
-    binary,
-    make_sequence,
-    normals,
-    random_case,
-    sequences_body,
-)
+from tests.support.cases import ROOT
+from tests.support.http import assert_problem, binary, make_sequence, normals, random_case, sequences_body
 from tests.support.live_server import LiveServer
-from tests.support.real_cases import ROOT
 
 ALICE, BOB = "alice-0123456789", "bob-9876543210"
 
@@ -152,3 +150,180 @@ def test_no_address_but_loopback_without_a_token() -> None:
         Settings(num_index_heads=3)
     with pytest.raises(ValidationError, match="no such backend"):
         Settings(backend="none")
+
+
+# Connections beyond the limit, and bytes that are not HTTP: problems, too, and nothing of them stays.
+
+LIMIT = 5
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[LiveServer]:
+    """A server with five connections."""
+    with LiveServer("--backend=cpu", "--num-pages=8", f"--max-connections={LIMIT}") as live:
+        yield live
+
+
+def connect(server: LiveServer) -> socket.socket:
+    """A connection."""
+    parts = urlsplit(server.url)
+    return socket.create_connection((str(parts.hostname), int(parts.port or 0)), timeout=30)
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """What arrives until the server closes the connection."""
+    parts = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def is_ready(connection: socket.socket) -> bool:
+    """Whether a connection that is kept is answered so."""
+    connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(65536)
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+def problem_of(answer: bytes) -> tuple[str, dict[str, object]]:
+    """The head and the problem of an answer."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/problem+json" in head.lower()
+    problem: dict[str, object] = json.loads(body)
+    assert str(problem["request_id"]).encode() in head
+    return head.decode().lower(), problem
+
+
+def test_a_connection_beyond_the_limit_is_refused_and_closed(small: LiveServer) -> None:
+    with ExitStack() as stack:
+        kept = [stack.enter_context(connect(small)) for _ in range(LIMIT)]
+        for connection in kept:
+            assert is_ready(connection)
+        with connect(small) as further:
+            further.sendall(b"POST /v1/sequences HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            head, problem = problem_of(all_of(further))
+            assert head.startswith("http/1.1 503")
+            assert "retry-after: 1" in head
+            assert "connection: close" in head
+            assert problem["type"] == "urn:nvfp4-indexer:problem:crowded"
+            assert problem["argument"] == "max_connections"
+            assert (problem["value"], problem["limit"]) == (LIMIT + 1, LIMIT)
+        with connect(small) as probe:
+            probe.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = all_of(probe)
+            assert answer.startswith(b"HTTP/1.1 200"), "it lives, and the connection is closed all the same"
+        with connect(small) as silent:
+            began = time.monotonic()
+            assert all_of(silent) == b""
+            assert time.monotonic() - began < 15, "one that is refused anyway need not be waited for"
+        for connection in kept:
+            assert is_ready(connection)
+    with small.client() as client:
+        end = time.monotonic() + 30
+        while client.get("/v1/cache").status_code != 200:
+            assert time.monotonic() < end
+        assert client.get("/v1/cache").json()["total_sequences"] == 0
+        assert 'status="503"' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS greeting \r\n\r\n",
+    ],
+    ids=["line", "no host", "length", "lengths", "long head", "tls"],
+)
+def test_what_is_not_http_is_a_problem(small: LiveServer, sent: bytes) -> None:
+    with connect(small) as connection:
+        connection.sendall(sent)
+        head, problem = problem_of(all_of(connection))
+    assert head.startswith("http/1.1 400")
+    assert problem["type"] == "urn:nvfp4-indexer:problem:malformed"
+    assert problem["status"] == 400
+
+
+def test_a_body_that_is_not_http_is_a_problem_and_frees_its_place(small: LiveServer) -> None:
+    with connect(small) as connection:
+        head = "POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+        connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\nzz\r\nno chunk\r\n".encode())
+        answered, _ = problem_of(all_of(connection))
+    assert answered.startswith("http/1.1 400")
+    with small.client() as client:
+        end = time.monotonic() + 30
+        while client.get("/v1/activity").json()["places_taken"]:
+            assert time.monotonic() < end
+    assert not [event for event in small.events() if event.get("level") == "error"]
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[LiveServer]:
+    """A server with a token that waits a second for what a connection owes."""
+    tokens = {"NVFP4_INDEXER_TOKENS": "token-of-this-test"}
+    flags = ("--backend=cpu", "--num-pages=8", "--deadline-seconds=1", "--max-json-bytes=100")
+    with LiveServer(*flags, environment=tokens) as live:
+        yield live
+
+
+OWING = {
+    "401": ("POST /v1/score", "Content-Length: 1000", b"401"),
+    "413": ("POST /v1/score", "Authorization: Bearer token-of-this-test\r\nContent-Length: 1000", b"413"),
+    "200": ("GET /healthz", "Content-Length: 1000", b"200"),
+    "chunked": ("GET /healthz", "Transfer-Encoding: chunked", b"200"),
+}
+"""Requests that are answered before their body is complete: method and path, headers, status."""
+
+
+def owing(server: LiveServer, kind: str) -> socket.socket:
+    """A connection whose request was answered before its body came."""
+    line, headers, status = OWING[kind]
+    connection = connect(server)
+    connection.sendall(
+        f"{line} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}\r\n\r\n".encode()
+    )
+    answer = b""
+    while not answer.endswith(b"}"):
+        answer += connection.recv(65536)
+    assert answer[9:12] == status
+    return connection
+
+
+@pytest.mark.parametrize("kind", OWING)
+def test_the_rest_of_a_body_that_was_answered_early_must_come_in_time(hasty: LiveServer, kind: str) -> None:
+    with owing(hasty, kind) as connection:
+        connection.settimeout(0.2)
+        began = time.monotonic()
+        part = b"5\r\nbytes\r\n" if kind == "chunked" else b"x"
+        while True:  # however the bytes trickle in
+            assert time.monotonic() - began < 15
+            try:
+                connection.sendall(part)
+                if connection.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() - began > 0.5
+
+
+def test_one_byte_of_the_rest_does_not_keep_the_place(hasty: LiveServer) -> None:
+    with owing(hasty, "401") as connection:
+        connection.sendall(b"x")
+        connection.settimeout(15)
+        assert all_of(connection) == b""
+
+
+def test_a_connection_whose_rest_comes_in_time_is_kept(hasty: LiveServer) -> None:
+    with owing(hasty, "401") as connection:
+        connection.sendall(b"x" * 400)
+        time.sleep(0.1)
+        connection.sendall(b"x" * 600)
+        for _ in range(2):
+            assert is_ready(connection)

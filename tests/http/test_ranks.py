@@ -15,7 +15,7 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.case import encode_case
 from indexer.replay import as_tensor
 from indexer.wire import decode_reply, encode_keys
-from tests.support.http_calls import (
+from tests.support.http import (
     append,
     assert_problem,
     binary,

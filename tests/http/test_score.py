@@ -19,9 +19,9 @@ from indexer.wire import decode_reply
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.reference import ReferenceBackend
 from tests.http.conftest import MAX_BODY_BYTES
-from tests.support.http_calls import BINARY, assert_problem, binary, normals, random_case
-from tests.support.page_bytes import PAGE
-from tests.support.real_cases import CUT
+from tests.support.calls import PAGE
+from tests.support.cases import CUT
+from tests.support.http import BINARY, assert_problem, binary, normals, random_case
 
 RAGGED = ((300, 45), (0, 0), (129, 1), (128, 4), (700, 0), (1, 1))
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernel.backends.base import SCORE_TOLERANCE, Precision
+from kernel.backends.base import SCORE_TOLERANCE, Backend, Order, Precision
 from kernel.backends.reference import ReferenceBackend
 from kernel.backends.reference.backend import score_bounds
-from tests.support.call import Call
+from tests.support.calls import Call, pages_on
 
 
 def oracle_scores(call: Call, columns: int | None = None) -> torch.Tensor:
@@ -51,3 +53,100 @@ def assert_within_bounds(scores: torch.Tensor, call: Call, precision: Precision)
     )
     outside = ~(errors <= allowed)  # NaN is outside
     assert not outside.any(), f"{outside.sum()} of {outside.size} scores differ by more than the bound"
+
+
+# Top-k by the contract's sentence, one row at a time in plain Python: it checks the oracle's as well.
+
+
+def selected_row(scores: list[float], num_blocks: int, topk: int) -> list[int]:
+    """Score descending, ties to the lower id, NaN as -inf, -1 where there are fewer than ``topk`` blocks."""
+
+    def score(block: int) -> float:
+        return -math.inf if math.isnan(scores[block]) else scores[block]
+
+    best = sorted(range(num_blocks), key=lambda block: (-score(block), block))[:topk]
+    return best + [-1] * (topk - len(best))
+
+
+def selected(scores: torch.Tensor, num_blocks: torch.Tensor, topk: int) -> torch.Tensor:
+    """Block ids ``[H, total_q, topk]`` of scores ``[H, total_q, S]``."""
+    rows = [
+        [selected_row(row, nb, topk) for row, nb in zip(head, num_blocks.tolist(), strict=True)]
+        for head in scores.tolist()
+    ]
+    return torch.tensor(rows, dtype=torch.int32).view(*scores.shape[:2], topk)
+
+
+def in_block_order(block_ids: torch.Tensor) -> torch.Tensor:
+    """The same set ascending, -1 last."""
+    rows = [
+        sorted(block for block in row if block >= 0) + [-1] * row.count(-1)
+        for row in block_ids.flatten(0, 1).tolist()
+    ]
+    return torch.tensor(rows, dtype=torch.int32).view(block_ids.shape)
+
+
+# What the oracle writes.
+
+
+def oracle_inserted(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """What host pages become when the oracle inserts keys: a copy ``[num_pages, 9216]``."""
+    written = pages.clone(memory_format=torch.contiguous_format)
+    ReferenceBackend().insert(keys, written, slots)
+    return written
+
+
+# Run a backend on a call from the host and bring the result back, watching what it must not touch.
+
+UNTOUCHED = -777.25
+"""What score buffers hold before a call: no score of any test."""
+UNTOUCHED_ID = -777
+DECODE_QUERIES = 16
+"""Most queries of a request that ``score_decode`` takes."""
+
+
+def scores_of(backend: Backend, call: Call, columns: int | None = None) -> torch.Tensor:
+    """The scores ``[H, total_q, columns]`` on the host, from prefill; decode must give the same bits.
+
+    Rows of few queries are scored again by ``score_decode``, which must leave the others untouched.
+    """
+    batch = call.batch(backend.device)
+    shape = (call.num_heads, call.total_q, batch.num_score_blocks if columns is None else columns)
+    scores = torch.full(shape, UNTOUCHED, device=backend.device)
+    backend.score_prefill(batch, scores)
+    scores = scores.cpu()
+
+    few = [request for request in batch.requests if request.query_len <= DECODE_QUERIES]
+    decoded = torch.full(shape, UNTOUCHED, device=backend.device)
+    backend.score_decode(batch.subset(few), decoded)
+    expected = torch.full(shape, UNTOUCHED)
+    for request in few:
+        rows = slice(request.query_start, request.query_start + request.query_len)
+        expected[:, rows] = scores[:, rows]
+    assert_same_bits(decoded.cpu(), expected)
+    return scores
+
+
+def topk_of(
+    backend: Backend, scores: torch.Tensor, num_blocks: torch.Tensor, topk: int, order: Order = "score"
+) -> torch.Tensor:
+    """Block ids ``[H, total_q, topk]`` on the host."""
+    block_ids = torch.full((*scores.shape[:2], topk), UNTOUCHED_ID, dtype=torch.int32, device=backend.device)
+    backend.topk(scores.to(backend.device), num_blocks.to(backend.device), block_ids, order)
+    return block_ids.cpu()
+
+
+def selection_of(backend: Backend, call: Call, topk: int, order: Order = "score") -> torch.Tensor:
+    """Block ids ``[H, total_q, topk]`` on the host, without a score buffer."""
+    block_ids = torch.full(
+        (call.num_heads, call.total_q, topk), UNTOUCHED_ID, dtype=torch.int32, device=backend.device
+    )
+    backend.select(call.batch(backend.device), block_ids, order)
+    return block_ids.cpu()
+
+
+def inserted(backend: Backend, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """What host pages become when keys are inserted: a copy ``[num_pages, 9216]`` on the host."""
+    device_pages = pages_on(pages.clone(), backend.device)
+    backend.insert(keys.to(backend.device), device_pages, slots.to(backend.device))
+    return device_pages.cpu()

@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from kernel.backends.triton import decode as triton_decode
 from kernel.backends.triton import insert, prefill, topk, topk_many
 from kernel.backends.triton.hopper import decode as hopper_decode
 from kernel.backends.triton.hopper import insert as hopper_insert
@@ -67,7 +68,7 @@ def compile_all(name: str) -> None:
         score = {"SPLITS": 2, "H": 4, "GROUPED": True, "EXACT": exact, "STAGES": 2}
         of_decode = {"H": 1, "N": 16, "BATCH": 32, "GROUPED": True, "EXACT": exact, "STAGES": 2}
         compile_kernel(prefill._score_kernel, target, score | {"PTX": ptx}, keys, 8)
-        compile_kernel(decode._decode_kernel, target, of_decode | {"PTX": ptx}, {})
+        compile_kernel(triton_decode._decode_kernel, target, of_decode | {"PTX": ptx}, {})
         if ptx:
             element = gl.float16 if exact else gl.float8e4nv
             layout = gl.NVMMASharedLayout.get_default_for([256, 128], element)

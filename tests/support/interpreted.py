@@ -11,10 +11,17 @@ from kernel.backends import registry
 from kernel.backends.base import Backend
 from kernel.backends.triton import topk
 from tests.support.calls import random_call
-from tests.support.compare import assert_same_bits, oracle_scores
-from tests.support.oracle_pages import oracle_inserted
-from tests.support.run import inserted, scores_of, selection_of, topk_of
-from tests.support.selection import in_block_order, selected
+from tests.support.compare import (
+    assert_same_bits,
+    in_block_order,
+    inserted,
+    oracle_inserted,
+    oracle_scores,
+    scores_of,
+    selected,
+    selection_of,
+    topk_of,
+)
 
 
 def check_scores(backend: Backend) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.real_cases import ROOT
+from tests.support.cases import ROOT
 
 START_SECONDS = 120.0
 """Time to import torch and pass the self-test on a busy machine."""

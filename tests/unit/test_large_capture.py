@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.real_cases import ROOT
+from tests.support.cases import ROOT
 
 REQUESTS = 28
 CONTEXT = 1 << 20

@@ -18,9 +18,7 @@ from indexer.case import Case, read_case
 from indexer.recording.snapshot import wrapped_page_ids
 from indexer.replay import load_case
 from kernel.errors import InvalidArgumentError
-from tests.support.call import Call
-from tests.support.calls import RAGGED, random_call
-from tests.support.sparse import sparse_bytes
+from tests.support.calls import RAGGED, Call, random_call, sparse_bytes
 
 TOPK = 5
 

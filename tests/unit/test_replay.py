@@ -11,12 +11,13 @@ import torch
 
 from indexer.case import Case, decode_case, encode_case, read_case
 from indexer.case.container import Array
+from indexer.made_cases import Shape, make_case
 from indexer.oracle import run_oracle
+from indexer.profile import plan_balance
 from indexer.replay import as_tensor, flop, load_case
 from indexer.verify import selftest_case
 from kernel.errors import InvalidArgumentError
-from tests.support.raw_case import paged_case, small_case
-from tests.support.real_cases import CODE, CUT
+from tests.support.cases import CODE, CUT, paged_case, small_case
 
 
 def paged(case: Case, seed: int = 0) -> Case:
@@ -120,3 +121,34 @@ def test_ids_in_block_order_are_the_same_set() -> None:
     by_score, by_block = loaded.score(), loaded.score(order="block", return_scores=False)
     assert by_block.scores is None
     assert torch.equal(by_score.block_ids.sort(dim=2).values, by_block.block_ids)
+
+
+# The balance of the gfx950 plan, against what can be counted by hand.
+
+
+def test_a_decode_call_has_no_prefill_plan() -> None:
+    assert plan_balance(make_case("m3", Shape(context=5000, queries=16), 0)) is None
+
+
+def test_one_tile_is_one_workgroup() -> None:
+    balance = plan_balance(make_case("m3", Shape(context=128, queries=128, heads=4), 0))
+    assert balance is not None
+    assert (balance.items, balance.slots) == (1, 512)
+    assert balance.slot_blocks[0] == 1 + 6 / 4  # its block, and what an item costs beside
+    assert set(balance.slot_blocks[1:]) == {0.0}
+    assert balance.busy_share == pytest.approx(1 / 512)
+
+
+def test_a_large_call_keeps_the_device_busy() -> None:
+    balance = plan_balance(make_case("m3", Shape(context=65536, queries=4096, heads=4), 0))
+    assert balance is not None
+    assert balance.busy_share > 0.85
+    # Every tile of 512 rows (128 tokens) scores all blocks that its last row sees, and no block twice.
+    blocks = sum((65536 - 4096 + 128 * (tile + 1)) // 128 for tile in range(32))
+    assert sum(balance.slot_blocks) == blocks + balance.items * 6 / 4
+
+
+def test_decode_requests_are_counted_apart() -> None:
+    balance = plan_balance(make_case("ragged", Shape(context=3000, queries=100), 0))
+    assert balance is not None
+    assert balance.decode_requests == 5

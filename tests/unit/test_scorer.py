@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import threading
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from indexer import IndexerConfig, IndexScorer
+from indexer import BackendUnavailableError, IndexerConfig, IndexScorer, InvalidArgumentError
+from indexer.pipeline import MAX_DECODE_QUERIES, StageTimes
 from kernel.backends.base import Order
+from kernel.backends.cpu import CpuBackend
+from kernel.batch import ScoreBatch
 from kernel.contract import PAGE_BYTES
 from tests.support.compare import assert_same_bits
-from tests.support.filled_scorer import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
+from tests.support.scorer_state import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
 
 
 @pytest.mark.parametrize("order", ["score", "block"])
@@ -213,3 +220,242 @@ def test_a_needle_in_a_long_context_is_found(block: int) -> None:
         assert result.block_ids[head, 1, :2].tolist() == [1023, needle], "the local block, then the needle"
         assert int(result.scores[head, 1, :1023].argmax()) == needle
         assert needle not in result.block_ids[head, 1, 2:].tolist()
+
+
+# What a scorer's results carry, which operation makes them, and what happens when there is no room.
+
+
+def test_a_result_names_its_stages_and_cannot_be_changed() -> None:
+    scorer = new_scorer()
+    seq = filled(scorer)[0]
+    q = all_queries(4)[:3]
+    with_scores, without = scorer.score(q, [seq]), scorer.score(q, [seq], return_scores=False)
+    assert list(with_scores.timings) == ["check", "quantize_query", "score", "topk"]
+    assert list(without.timings) == ["check", "quantize_query", "select"]
+    assert all(0 < seconds < 60 for seconds in dict(with_scores.timings).values())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        with_scores.backend = "other"  # type: ignore[misc]
+
+
+def test_results_do_not_change_with_the_next_call() -> None:
+    scorer = new_scorer()
+    seq = filled(scorer)[0]
+    first = scorer.score(all_queries(4)[:3], [seq])
+    assert first.scores is not None
+    ids, scores = first.block_ids.clone(), first.scores.clone()
+    scorer.score(-all_queries(4)[:3], [seq])
+    assert_same_bits(first.block_ids, ids)
+    assert_same_bits(first.scores, scores)
+
+
+def test_threads_take_turns() -> None:
+    scorer = new_scorer(num_pages=400)
+    made: list[tuple[int, int]] = []
+
+    def work(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(5):
+            seq = scorer.add_sequence()
+            for _ in range(5):
+                scorer.append_keys(seq, exact(generator, 70, 128))
+            scorer.free_sequence(scorer.fork_sequence(seq))
+            made.append((seq, seed))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 20
+    assert scorer.num_free_pages == 400 - 20 * 3
+    tables = [page for seq, _ in made for page in scorer.block_table(seq).tolist()]
+    assert len(set(tables)) == len(tables)
+
+
+@pytest.mark.parametrize("known_beforehand", [True, False])
+def test_scores_that_do_not_fit_are_refused_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, known_beforehand: bool
+) -> None:
+    scorer = new_scorer()
+    seq = filled(scorer)[0]
+    q = all_queries(4)[:3]
+    ids = scorer.score(q, [seq]).block_ids
+
+    def no_memory(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    if known_beforehand:
+        monkeypatch.setattr("indexer.pipeline.memory_bytes", lambda _: 4 * 4 * 3 * 6 - 1)
+    else:
+        monkeypatch.setattr("indexer.pipeline.torch.empty", no_memory)
+    message = (
+        r"return_scores = True: scores \[4, 3, 6\] take 288 bytes, which cpu does not have; pass return_sc"
+    )
+    with pytest.raises(InvalidArgumentError, match=message):
+        scorer.score(q, [seq])
+    monkeypatch.undo()
+    monkeypatch.setattr("indexer.pipeline.memory_bytes", lambda _: 4 * 4 * 3 * 6)
+    assert_same_bits(scorer.score(q, [seq]).block_ids, ids)
+    assert_same_bits(scorer.score(q, [seq], return_scores=False).block_ids, ids)
+
+
+def test_long_requests_take_prefill_and_short_ones_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = new_scorer()
+    seqs = filled(scorer)
+    lengths: dict[str, list[int]] = {}
+
+    def spy(name: str) -> None:
+        real = getattr(CpuBackend, name)
+
+        def call(self: CpuBackend, batch: ScoreBatch, *rest: object) -> object:
+            lengths[name] = [request.query_len for request in batch.requests]
+            return real(self, batch, *rest)
+
+        monkeypatch.setattr(CpuBackend, name, call)
+
+    for name in ("score_prefill", "score_decode", "select"):
+        spy(name)
+    scorer.score(all_queries(4), seqs, QUERY_LENS)
+    assert MAX_DECODE_QUERIES == 16
+    assert lengths == {"score_decode": [3, 1, 16], "score_prefill": [40, 129, 17]}
+    lengths.clear()
+    scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
+    assert lengths == {"select": QUERY_LENS}
+
+
+def test_results_are_compared_by_identity() -> None:
+    """Tensors have no equality that is true or false."""
+    scorer = new_scorer()
+    first, second = (scorer.score(all_queries(4)[:0], []) for _ in range(2))
+    assert first == first
+    assert first != second
+    assert len({first, second}) == 2
+
+
+@pytest.mark.parametrize("return_scores", [True, False])
+def test_numpy_out_of_memory_is_the_error_that_torch_s_is(
+    monkeypatch: pytest.MonkeyPatch, return_scores: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("injected")
+
+    scorer = new_scorer("reference")
+    seqs = filled(scorer)
+    monkeypatch.setattr("kernel.backends.reference.backend.score_batch", fail)
+    with pytest.raises(InvalidArgumentError, match=r"^q.shape\[0\] = 206: the call needs more memory"):
+        scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=return_scores)
+
+
+# Stage times: by the clock on a CPU, by events that are read late on a GPU.
+
+
+def test_parts_of_a_stage_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([1.0, 3.0, 10.0, 11.0, 20.0, 24.0])
+    monkeypatch.setattr("indexer.pipeline.time.perf_counter", lambda: next(clock))
+    times = StageTimes(torch.device("cpu"))
+    for name in ("check", "score", "check"):
+        with times.stage(name):
+            pass
+    assert dict(times) == {"check": 6.0, "score": 1.0}
+    assert (len(times), repr(times)) == (2, "{'check': 6.0, 'score': 1.0}")
+    with pytest.raises(KeyError):
+        times["topk"]
+
+
+def test_a_gpu_s_events_are_read_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+
+    class Event:
+        made = 0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.name = Event.made
+            Event.made += 1
+
+        def record(self, stream: str) -> None:
+            log.append(f"record {self.name} on {stream}")
+
+        def synchronize(self) -> None:
+            log.append(f"wait {self.name}")
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000.0 * (end.name - self.name) + self.name
+
+    monkeypatch.setattr("indexer.pipeline.torch.cuda.Event", Event)
+    monkeypatch.setattr("indexer.pipeline.torch.cuda.current_stream", lambda device: f"stream of {device}")
+    times = StageTimes(torch.device("cuda:1"))
+    for name in ("score", "topk", "score"):
+        with times.stage(name):
+            log.append(name)
+    assert list(times) == ["score", "topk"]
+    assert len(times) == 2
+    assert "wait" not in " ".join(log)
+    assert log[:3] == ["record 0 on stream of cuda:1", "score", "record 1 on stream of cuda:1"]
+    assert dict(times) == {"score": pytest.approx(2.004), "topk": pytest.approx(1.002)}
+    assert [entry for entry in log if "wait" in entry] == ["wait 1", "wait 5", "wait 3"]
+    assert times["score"] == pytest.approx(2.004)
+
+
+# A configuration outside the limits is refused by its field's name, and so is a scorer that cannot be.
+
+CONFIGS: list[tuple[str, Any, str]] = [
+    *(("num_index_heads", value, "must be one of (1, 2, 4)") for value in (0, 3, 8, -1)),
+    *(("num_index_heads", value, "must be an int") for value in ("4", True, 4.0, None)),
+    *(("num_pages", value, "must be an int, 0 or more") for value in (-1, True, 1.5, "8", None)),
+    *(("topk_blocks", value, "must be 1 to 64") for value in (0, 65, -1)),
+    ("topk_blocks", 16.0, "must be an int"),
+    *(("init_blocks", value, "must be 0 or more") for value in (-1, -(2**40))),
+    ("init_blocks", None, "must be an int"),
+    ("local_blocks", -1, "must be 0 or more"),
+    ("local_blocks", False, "must be an int"),
+    ("order", "token", "must be 'score' or 'block'"),
+    ("backend", "cuda", "no such backend; use one of auto, "),
+    ("backend", None, "no such backend"),
+    *(("device", value, "must be a torch device") for value in (0, "tpu:0", "", "cpu:")),
+    ("precision", "exactly", "must be 'exact' or 'fast'"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "limit"), CONFIGS)
+def test_a_config_is_checked_when_it_is_made(field: str, value: Any, limit: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        IndexerConfig(**{"num_index_heads": 4, "num_pages": 8, field: value})
+    assert caught.value.argument == field
+    assert limit in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "argument"),
+    [
+        ({"num_pages": 2**40}, "num_pages"),
+        ({"num_pages": 2**70}, "num_pages"),
+        ({"device": "meta"}, "device"),
+    ],
+)
+def test_a_scorer_that_cannot_be_is_refused_by_name(changed: dict[str, Any], argument: str) -> None:
+    config = IndexerConfig(**{"num_index_heads": 4, "num_pages": 8, "backend": "cpu", **changed})
+    with pytest.raises((InvalidArgumentError, BackendUnavailableError)) as caught:
+        IndexScorer(config)
+    assert str(caught.value).startswith(f"{argument} = ")
+
+
+def test_a_scorer_needs_a_config() -> None:
+    with pytest.raises(InvalidArgumentError, match="config = dict: must be an IndexerConfig"):
+        IndexScorer({"num_index_heads": 4})  # type: ignore[arg-type]
+
+
+def test_integers_of_numpy_are_kept_as_python_s() -> None:
+    integers: list[Any] = [np.int64(4), np.int32(8), np.uint8(16), np.int8(0), np.int16(1)]
+    config = IndexerConfig(*integers)
+    assert config == IndexerConfig(4, 8, 16, 0, 1)
+    fields = (config.num_index_heads, config.num_pages, config.topk_blocks, config.init_blocks)
+    assert [type(value) for value in fields] == [int] * 4
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0), None])
+def test_a_device_may_be_named_in_any_way_of_torch_s(device: str | torch.device | None, backend: str) -> None:
+    config = IndexerConfig(4, 8, backend=backend, device=device)
+    assert config.device == (None if device is None else "cpu")
+    assert IndexScorer(config).device == torch.device("cpu")

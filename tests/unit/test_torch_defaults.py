@@ -15,9 +15,9 @@ from indexer.fidelity import selection_recall, unquantised_scores
 from indexer.replay import as_tensor, load_case
 from indexer.verify import selftest_case, verify_case
 from kernel.backends.cpu import score
+from tests.support.cases import ROOT
 from tests.support.compare import assert_same_bits
 from tests.support.process import printed_by
-from tests.support.real_cases import ROOT
 
 SELFTEST = selftest_case(num_heads=2)
 KEYS, QUERIES = as_tensor(SELFTEST.index_k)[:2500], as_tensor(SELFTEST.index_q)[:24]  # type: ignore[arg-type]

@@ -6,17 +6,21 @@ import dataclasses
 import json
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+import indexer.verify
 from indexer.case import Case, read_case
+from indexer.explain.evidence import gather_evidence
+from indexer.explain.verdict import FAULT, RIGHT, UNJUDGED
 from indexer.oracle import WRONG_CELL_ERROR, OracleResult, mismatched_rows, run_oracle, score_error, select
-from indexer.verify import Verification, run_selftest, selftest_case, verify_case
+from indexer.verify import NotFiniteRow, Verification, run_selftest, selftest_case, verify_case
 from kernel.backends.base import SCORE_TOLERANCE
 from kernel.backends.registry import BACKEND_NAMES, status
-from tests.support.command import VERIFY_KEYS
-from tests.support.raw_case import paged_case, small_case
-from tests.support.real_cases import CODE, CUT
+from tests.support.cases import CODE, CUT, paged_case, small_case
+from tests.support.faulty_engine import JUDGED_TOPK, recorded, right_case, with_result
+from tests.support.process import VERIFY_KEYS
 
 EXACT = SCORE_TOLERANCE["exact"]
 USABLE = [name for name in BACKEND_NAMES if status(name).usable]
@@ -126,13 +130,13 @@ def judged(case: Case, oracle: OracleResult, scores: list[float]) -> int:
     return mismatched_rows(case, got, select(got, case), oracle, tolerance=1.0)
 
 
-RIGHT = [9.0, 5.0, 4.9, 4.8, 1.0, 0.0]
+RIGHT_SCORES = [9.0, 5.0, 4.9, 4.8, 1.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("scores", "mismatches"),
     [
-        (RIGHT, 0),
+        (RIGHT_SCORES, 0),
         ([9.0, 4.9, 5.0, 4.8, 1.0, 0.0], 0),  # the second and third change places
         ([9.0, 4.8, 4.9, 5.0, 1.0, 0.0], 0),  # 3 is taken for 1: 0.2 apart, the cells allow 0.1 each
         ([4.9, 5.0, 4.8, 9.0, 1.0, 0.0], 1),  # 3 is taken for 0: 4.2 apart
@@ -141,7 +145,7 @@ RIGHT = [9.0, 5.0, 4.9, 4.8, 1.0, 0.0]
     ],
 )
 def test_blocks_change_places_only_within_tolerance(scores: list[float], mismatches: int) -> None:
-    case, oracle = six_blocks(RIGHT, bound=0.1000001)
+    case, oracle = six_blocks(RIGHT_SCORES, bound=0.1000001)
     assert judged(case, oracle, scores) == mismatches
 
 
@@ -153,7 +157,7 @@ def test_coarse_block_may_pass_blocks_that_are_not_close_to_each_other() -> None
 
 
 def test_ids_must_be_the_top_k_of_the_backends_own_scores() -> None:
-    case, oracle = six_blocks(RIGHT, bound=10.0)  # so wide that every exchange would be legal
+    case, oracle = six_blocks(RIGHT_SCORES, bound=10.0)  # so wide that every exchange would be legal
     got = oracle.scores
     for ids in ([0, 2, 1], [0, 1, -1], [0, 1, 1], [0, 1, 6], [0, 1, 2**31 - 1], [-1, 0, 1], [-5, 0, 1]):
         block_ids = np.array(ids, dtype=np.int32).reshape(1, 1, 3)
@@ -172,7 +176,7 @@ def test_ties_must_go_to_the_lower_id() -> None:
     "ids", [[0, 1, 3], [0, 1, -1], [0, 1, 6], [0, 1, 2**31 - 1], [0, 1, -(2**31)], [1, 1, 1]]
 )
 def test_expected_ids_are_looked_at_whatever_they_hold(ids: list[int]) -> None:
-    case, oracle = six_blocks(RIGHT, bound=0.01)
+    case, oracle = six_blocks(RIGHT_SCORES, bound=0.01)
     wrong = dataclasses.replace(case, expected_block_ids=np.array([[ids]], dtype=np.int32))
     assert mismatched_rows(wrong, oracle.scores, oracle.block_ids, oracle, 1.0) == 1
 
@@ -194,7 +198,7 @@ def test_expected_ids_must_be_a_selection_even_of_equal_blocks(ids: list[int]) -
     ("padding", "mismatches"), [([-1, -1], 0), ([-7, -7], 1), ([-1, -7], 1), ([5, -1], 1)]
 )
 def test_expected_ids_are_padded_with_minus_one(padding: list[int], mismatches: int) -> None:
-    case, oracle = six_blocks(RIGHT, bound=10.0, topk=8)
+    case, oracle = six_blocks(RIGHT_SCORES, bound=10.0, topk=8)
     ids = np.array([[[0, 1, 2, 3, 4, 5, *padding]]], dtype=np.int32)
     expecting = dataclasses.replace(case, expected_block_ids=ids)
     assert mismatched_rows(expecting, oracle.scores, oracle.block_ids, oracle, 1.0) == mismatches
@@ -217,7 +221,7 @@ def test_a_tie_of_the_oracle_alone_may_be_broken_by_rounding() -> None:
 
 
 def test_expected_ids_must_be_those_of_the_expected_scores() -> None:
-    case, oracle = six_blocks(RIGHT, bound=10.0)
+    case, oracle = six_blocks(RIGHT_SCORES, bound=10.0)
     case = dataclasses.replace(
         case, expected_scores=oracle.scores, expected_block_ids=np.array([[[0, 2, 1]]], dtype=np.int32)
     )
@@ -236,3 +240,101 @@ def test_missing_causal_mask_is_found(case: Case, oracle: OracleResult) -> None:
     scores = oracle.scores.copy()
     scores[:, :end] = scores[:, end - 1 : end]
     assert score_error(scores, oracle.scores, oracle.bounds) > EXACT
+
+
+# Rows whose queries are not finite are left out and named; all others of the call are judged.
+
+ROWS = (
+    NotFiniteRow(request=0, head=1, token=1, position=299, dim=17, value="nan"),
+    NotFiniteRow(request=1, head=0, token=3, position=2598, dim=5, value="inf"),
+)
+
+
+@pytest.fixture(scope="module")
+def case_of_queries() -> Case:
+    """An engine's result for queries two of which are not finite."""
+    case_of_queries = right_case()
+    queries = case_of_queries.index_q.copy()
+    queries[1, 1, 17:19] = np.nan
+    queries[3, 0, 5] = np.inf
+    return dataclasses.replace(case_of_queries, index_q=queries)
+
+
+@pytest.mark.parametrize("max_whole_cells", [1 << 25, 1])
+def test_the_others_are_judged(
+    case_of_queries: Case, max_whole_cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexer.verify, "MAX_WHOLE_CELLS", max_whole_cells)
+    result = verify_case(case_of_queries, "case", "cpu")
+    assert result.not_finite == ROWS
+    assert (result.rows, result.unjudged_rows) == (case_of_queries.rows - 2, 2)
+    assert result.backend_ok
+    assert not result.ok, "two rows were not shown to be right"
+    assert result.engine is not None
+    assert not result.engine.ok
+    assert (result.engine.rows, result.engine.right_rows) == (
+        case_of_queries.rows - 2,
+        case_of_queries.rows - 2,
+    )
+    assert (result.engine.fault_rows, result.engine.unjudged_rows) == (0, 2)
+
+
+def test_what_an_engine_made_of_those_rows_is_not_judged_and_a_fault_elsewhere_is(
+    case_of_queries: Case,
+) -> None:
+    scores, ids = recorded(case_of_queries)
+    for row in ROWS:
+        scores[row.head, row.token] = np.nan
+        ids[row.head, row.token] = 99
+    result = verify_case(with_result(case_of_queries, scores, ids), "case", "cpu")
+    assert result.engine is not None
+    assert result.engine.total_findings == 0
+    assert result.engine.unmeasured_cells == {}
+    ids[1, 3, JUDGED_TOPK - 1] = 99
+    result = verify_case(with_result(case_of_queries, scores, ids), "case", "cpu", max_findings=1)
+    assert result.engine is not None
+    assert result.engine.fault_rows == 1
+    assert [(f.head, f.token) for f in result.engine.findings] == [(1, 3)]
+    assert result.not_finite == ROWS[:1], "as many as findings"
+    assert result.unjudged_rows == 2
+
+
+def test_expected_outputs_of_those_rows_are_not_compared() -> None:
+    case_of_queries = read_case(CUT)
+    queries = case_of_queries.index_q.copy()
+    token = int(case_of_queries.num_blocks_per_query().argmax())
+    queries[token, 2] = np.nan
+    assert case_of_queries.expected_scores is not None
+    scores = case_of_queries.expected_scores.copy()
+    scores[2, token] = np.nan
+    spoilt = dataclasses.replace(case_of_queries, index_q=queries, expected_scores=scores)
+    result = verify_case(spoilt, "cut", "cpu")
+    assert result.backend_ok
+    assert (result.rows, result.unjudged_rows) == (case_of_queries.rows - 1, 1)
+    scores[1, token] = np.nan
+    assert not verify_case(dataclasses.replace(spoilt, expected_scores=scores), "cut", "cpu").backend_ok
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.float8_e4m3fn, np.float16, np.float32])
+def test_every_type_of_query_is_looked_at(dtype: Any) -> None:
+    case_of_queries = small_case()
+    queries = case_of_queries.index_q.astype(np.float32)
+    queries[0, 0, 127] = np.nan
+    result = verify_case(dataclasses.replace(case_of_queries, index_q=queries.astype(dtype)), "case", "cpu")
+    assert [(row.token, row.head, row.dim, row.value) for row in result.not_finite] == [(0, 0, 127, "nan")]
+
+
+def test_a_call_of_such_queries_only_judges_nothing() -> None:
+    case_of_queries = small_case()
+    queries = np.full_like(case_of_queries.index_q, np.nan)
+    result = verify_case(dataclasses.replace(case_of_queries, index_q=queries), "case", "cpu")
+    assert (result.rows, result.unjudged_rows, result.ok) == (0, case_of_queries.rows, False)
+
+
+def test_causes_are_held_against_judged_rows_only(case_of_queries: Case) -> None:
+    grades = np.full((case_of_queries.num_heads, case_of_queries.total_q), UNJUDGED, dtype=np.int8)
+    grades[:, 2] = FAULT
+    grades[0, 4] = RIGHT
+    evidence = gather_evidence(case_of_queries, grades, FAULT, 2.0**-16)
+    rows = zip(evidence.head.tolist(), evidence.token.tolist(), evidence.faulty.tolist())
+    assert set(rows) == {(0, 2, True), (1, 2, True), (0, 4, False)}

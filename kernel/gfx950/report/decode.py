@@ -54,7 +54,7 @@ from kernel.gfx950.report.timeline import MEMORY_CLOCKS, WORKGROUPS
 from kernel.nvfp4 import build_lut
 from kernel.plan import MAXIMA_BLOCKS
 
-ROLES = ("page", "group", "forced")
+DECODE_ROLES = ("page", "group", "forced")
 TRIP_BLOCKS = 4
 COMPUTE_UNITS = 256
 CLOCKS_PER_US = 2400
@@ -196,7 +196,7 @@ def find_trips(report: RunReport) -> list[Trip]:
     """
     kernel = report.kernel
     mfmas = frozenset(at for at, i in enumerate(kernel.instructions) if i.mnemonic.startswith("v_mfma"))
-    found: dict[str, Counter[tuple[int, ...]]] = {role: Counter() for role in ROLES}
+    found: dict[str, Counter[tuple[int, ...]]] = {role: Counter() for role in DECODE_ROLES}
     loops = [loop for loop in natural_loops(kernel) if loop.body & mfmas]
     for (_, wave), trace in sorted(report.traces.items()):
         paths = [
@@ -209,7 +209,7 @@ def find_trips(report: RunReport) -> list[Trip]:
             raise UnknownLoopsError(f"{kernel.name}: wave {wave} made {len(paths)} trips, not {len(blocks)}")
         for path, block in zip(paths, blocks):
             found[_role(block)][path] += 1
-    return [_most_frequent(kernel, role, found[role]) for role in ROLES]
+    return [_most_frequent(kernel, role, found[role]) for role in DECODE_ROLES]
 
 
 def _most_frequent(kernel: Kernel, role: str, paths: Counter[tuple[int, ...]]) -> Trip:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.support.planted import buffers, keys, layouts, pages, parts, positions, selections
+from tests.support.planted import keys, results, rows
 from tests.support.planted.fault import Planted
 
-__all__ = ["buffers", "every_fault", "keys", "layouts", "pages", "parts", "positions", "selections"]
+__all__ = ["every_fault", "keys", "results", "rows"]
 
 
 def every_fault(kind: type[Planted] = Planted) -> list[type[Planted]]:

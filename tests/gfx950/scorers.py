@@ -1,0 +1,122 @@
+"""Runs the prefill scorer through FlyDSL's launcher on the simulated device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from kernel.backends.flydsl.geometry import Layout
+from kernel.backends.flydsl.launch import DecodeLauncher, PrefillLauncher
+from kernel.gfx950 import Schedule
+from kernel.gfx950.hip import SimulatedDevice, simulated_device
+from kernel.plan import MAXIMA_BLOCKS
+from tests.support.calls import Call
+from tests.support.compare import assert_same_bits, oracle_scores
+
+POISON = float("nan")
+"""What outputs hold before a launch: no score is NaN."""
+
+
+@contextmanager
+def device_with(compute_units: int = 256, schedule: Schedule | None = None) -> Iterator[SimulatedDevice]:
+    """The simulated device with other properties: fewer compute units give longer segments."""
+    device = simulated_device()
+    before = device.schedule
+    device.compute_units = compute_units
+    device.schedule = schedule or before
+    try:
+        yield device
+    finally:
+        device.schedule = before
+        del device.compute_units  # back to the class's
+
+
+def scored(
+    call: Call,
+    *,
+    compute_units: int = 256,
+    schedule: Schedule | None = None,
+    columns: int | None = None,
+    maxima: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scores ``[H, total_q, columns]`` and, if asked for, the maxima of their 16-block groups."""
+    batch = call.batch()
+    width = batch.num_score_blocks if columns is None else columns
+    scores = torch.full((call.num_heads, call.total_q, width), POISON)
+    groups = torch.full((*scores.shape[:2], -(-width // MAXIMA_BLOCKS)), POISON) if maxima else None
+    with device_with(compute_units, schedule) as device:
+        launcher(device)(batch, scores, groups)
+    return scores, groups
+
+
+def group_maxima(scores: torch.Tensor) -> torch.Tensor:
+    """The greatest score of each 16 blocks: ``[H, total_q, ceil(S / 16)]``."""
+    padding = -scores.shape[2] % MAXIMA_BLOCKS
+    padded = torch.nn.functional.pad(scores, (0, padding), value=-torch.inf)
+    return padded.view(*padded.shape[:2], padded.shape[2] // MAXIMA_BLOCKS, MAXIMA_BLOCKS).amax(-1)
+
+
+_launchers: list[PrefillLauncher] = []
+
+
+def launcher(device: SimulatedDevice) -> PrefillLauncher:
+    """One launcher for all tests: it keeps its compiled kernels."""
+    if not _launchers:
+        _launchers.append(PrefillLauncher(device))
+    return _launchers[0]
+
+
+# Runs the decode scorer through FlyDSL's launcher on the simulated device.
+
+
+@functools.cache
+def decode_launcher(layout: Layout = "registers") -> DecodeLauncher:
+    """One launcher of a layout for all tests: it keeps its compiled kernels."""
+    return DecodeLauncher(simulated_device(), layout)
+
+
+def decoded(
+    call: Call,
+    *,
+    compute_units: int = 256,
+    schedule: Schedule | None = None,
+    columns: int | None = None,
+    maxima: bool = False,
+    fill: bool = True,
+    layout: Layout = "registers",
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scores ``[H, total_q, columns]`` and, if asked for, the maxima of their 16-block groups."""
+    batch = call.batch()
+    width = batch.num_score_blocks if columns is None else columns
+    scores = torch.full((call.num_heads, call.total_q, width), POISON)
+    groups = torch.full((*scores.shape[:2], -(-width // MAXIMA_BLOCKS)), POISON) if maxima else None
+    with device_with(compute_units, schedule):
+        decode_launcher(layout)(batch, scores, groups, fill=fill)
+    return scores, groups
+
+
+def assert_exact(
+    call: Call,
+    *,
+    compute_units: int = 256,
+    schedule: Schedule | None = None,
+    columns: int | None = None,
+    layout: Layout = "registers",
+) -> None:
+    """The oracle's bits in every cell, with and without maxima, and theirs in the maxima."""
+    expected = oracle_scores(call, columns)
+    for maxima in (False, True):
+        scores, groups = decoded(
+            call,
+            compute_units=compute_units,
+            schedule=schedule,
+            columns=columns,
+            maxima=maxima,
+            layout=layout,
+        )
+        assert_same_bits(scores, expected)
+        if groups is not None:
+            assert_same_bits(groups, group_maxima(expected))
