@@ -55,8 +55,8 @@ def create_app(state: ServerState) -> ASGIApp:
 
     app = FastAPI(title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = state
-    for module in (routes, routes, routes, routes, routes, routes, routes):
-        app.include_router(module.router)
+    for router in routes.ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(IndexerError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation)

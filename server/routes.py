@@ -413,6 +413,7 @@ async def make(request: Request) -> Response:
 
 @sequences_router.post(
     "/score",
+    name="score",
     summary="Score a ragged batch over sequences",
     responses=SCORE_SEQUENCES_RESPONSES,
     openapi_extra={"requestBody": SEQUENCES_BODY},
@@ -503,3 +504,6 @@ def _shown(request: Request, status: int, sequence: LiveSequence) -> Response:
     if status == 201:
         headers["Location"] = f"/v1/sequences/{sequence.id}"
     return Response(shown.model_dump_json(), status, headers, media_type="application/json")
+
+
+ROUTERS = (health_router, router, score_router, sequences_router, profile_router)
