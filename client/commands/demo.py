@@ -128,7 +128,7 @@ def demo_case() -> Path:
     Raises:
         InvalidArgumentError: neither is there.
     """
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     places = (here / "data" / NAME, here.parent / "tests" / "data" / NAME)
     for place in places:
         if place.is_file():
