@@ -1,4 +1,4 @@
-"""README's blocks are run as they stand, in its order, by someone who has only the clone.
+"""The blocks of README and the guides are run as they stand, in order, by someone who has only the clone.
 
 Only the address of the sidecar is another one: its line is run with a port that the system picks.
 """
@@ -24,7 +24,9 @@ from tests.support.cases import ROOT
 from tests.support.live_server import LiveServer
 from tests.support.process import call
 
-README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "docs/scaling.md", "docs/sidecar.md")
+"""Run as one program, in this order."""
+README = "\n".join((ROOT / page).read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 RUN_BY_THIS_SUITE = ("make test",)  # it is what runs this test
 COMMAND = ".venv/bin/nvfp4-indexer"
@@ -36,7 +38,7 @@ URL = "http://127.0.0.1:8421"
 def _console_lines() -> list[str]:
     text = "\n".join(text for language, text in BLOCKS if language == "console")
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-    return [line for line in lines if line and line not in RUN_BY_THIS_SUITE]
+    return list(dict.fromkeys(line for line in lines if line and line not in RUN_BY_THIS_SUITE))
 
 
 def _file_of(block: str) -> str | None:
@@ -53,8 +55,8 @@ def sidecar() -> Iterator[LiveServer]:
         yield server
 
 
-def test_readme_has_only_blocks_that_are_run() -> None:
-    assert {language for language, _ in BLOCKS} == {"console", "python"}
+def test_pages_have_only_blocks_that_are_run() -> None:
+    assert {language for language, _ in BLOCKS} - {"text", "yaml"} == {"console", "python"}
     assert _console_lines()
     assert URL in README
 
@@ -66,7 +68,7 @@ def test_python_blocks_run_in_order(
     blocks = [text for language, text in BLOCKS if language == "python" and not _file_of(text)]
     program = "\n".join(blocks).replace(URL, sidecar.url)
     namespace: dict[str, object] = {}
-    exec(compile(program, "README.md", "exec"), namespace)  # noqa: S102 - the point of the test
+    exec(compile(program, "README and guides", "exec"), namespace)  # noqa: S102 - the point of the test
 
     printed = capsys.readouterr().out
     assert "k[0, 0] = nan" in printed, "the refusal README shows must name the argument and the value"
