@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 
 import pytest
 import torch
 from hypothesis import settings
 
+from tests.gfx950 import compiled
 from tests.mutation import score
 
 settings.register_profile("ci", deadline=None, derandomize=True)
@@ -17,6 +19,14 @@ _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if _workers > 1:
     # Each worker would otherwise start a thread per core, and the workers would wait for one another.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _workers))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the session, and the workers that inherit its environment, a folder for compiled kernels."""
+    if compiled.FOLDER not in os.environ:
+        folder = tempfile.TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
+        os.environ[compiled.FOLDER] = folder.name
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,9 @@
-"""The scorers as the compiler writes them, each compiled once in a test session."""
+"""Compiled kernels, their reports and a library of them: each is made once in a test session.
+
+Kernels are read from NAME.s in the folder that NVFP4_INDEXER_TEST_ASSEMBLY names; a missing one is compiled
+into it. Where the variable is not set, the workers of a test session share a temporary folder. Tests and
+mutation campaigns that only interpret the assembly run from saved files, without FlyDSL.
+"""
 
 from __future__ import annotations
 
@@ -6,64 +11,67 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.geometry import KeyType, Layout, Variant
 from kernel.backends.flydsl.kernel_library import FILE_NAME
 from kernel.backends.flydsl.library_export import export_library
+from kernel.backends.flydsl.toolchain import assembly as compile_kernel
+from kernel.gfx950 import Kernel, parse_program
 from kernel.gfx950.report.decode import DecodeReport, report_decode
 from kernel.gfx950.report.prefill import KernelReport, report_kernel
 from kernel.gfx950.report.work import WorkReport, report_insert, report_topk
 
-_compile = toolchain.assembly  # a test may replace it
-_reports: dict[int, KernelReport] = {}
-_decode_reports: dict[tuple[int, Layout], DecodeReport] = {}
-_work_reports: dict[Variant | KeyType, WorkReport] = {}
+FOLDER = "NVFP4_INDEXER_TEST_ASSEMBLY"
 
 
-def assembly(name: str, session: pytest.TempPathFactory) -> str:
-    """A kernel's assembly text; workers of a session share what one of them compiled."""
-    folder = session.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    path = folder / f"{name}.s"
-    if not path.is_file():
-        own = folder / f"{path.name}.{os.getpid()}"
-        own.write_text(_compile(name))
-        own.replace(path)  # whole or not at all, whoever else is reading
+def assembly(name: str) -> str:
+    """A kernel's assembly text."""
+    path = Path(os.environ[FOLDER], f"{name}.s")
+    if path.is_file():
+        return path.read_text()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.is_file():
+            written = path.with_suffix(".new")
+            written.write_text(compile_kernel(name))
+            written.replace(path)
     return path.read_text()
 
 
-def report(heads: int, session: pytest.TempPathFactory) -> KernelReport:
-    """The report on the compiled kernel."""
-    if heads not in _reports:
-        name = geometry.prefill_name(heads)
-        _reports[heads] = report_kernel(assembly(name, session), name, heads)
-    return _reports[heads]
+@cache
+def kernel(name: str) -> Kernel:
+    """A kernel, parsed."""
+    return parse_program(assembly(name)).kernels[name]
 
 
-def decode_report(heads: int, layout: Layout, session: pytest.TempPathFactory) -> DecodeReport:
-    """The report on the compiled decode scorer."""
-    key = heads, layout
-    if key not in _decode_reports:
-        name = geometry.decode_name(heads, layout)
-        _decode_reports[key] = report_decode(assembly(name, session), name, heads, layout)
-    return _decode_reports[key]
+@cache
+def report(heads: int) -> KernelReport:
+    """The report on a prefill scorer."""
+    name = geometry.prefill_name(heads)
+    return report_kernel(assembly(name), name, heads)
 
 
+@cache
+def decode_report(heads: int, layout: Layout) -> DecodeReport:
+    """The report on a decode scorer."""
+    name = geometry.decode_name(heads, layout)
+    return report_decode(assembly(name), name, heads, layout)
+
+
+@cache
 def work_report(kernel: Variant | KeyType) -> WorkReport:
-    """The report on a top-k or insert kernel, compiled now."""
-    if kernel not in _work_reports:
-        if isinstance(kernel, Variant):
-            _work_reports[kernel] = report_topk(_compile(kernel.name), kernel)
-        else:
-            name = geometry.insert_name(kernel)
-            _work_reports[kernel] = report_insert(_compile(name), name, kernel)
-    return _work_reports[kernel]
+    """The report on a top-k or insert kernel."""
+    if isinstance(kernel, Variant):
+        return report_topk(assembly(kernel.name), kernel)
+    name = geometry.insert_name(kernel)
+    return report_insert(assembly(name), name, kernel)
 
 
 # A kernel library of the kernels that tests launch, exported once in a test session.

@@ -205,6 +205,18 @@ class InsertLaunch:
         return report
 
 
+def insert_launch(key_type: KeyType, keys: torch.Tensor, seed: int = 0) -> InsertLaunch:
+    """Keys to scattered slots; one in five is skipped: negative, or past the pages."""
+    random = np.random.default_rng(seed)
+    num = keys.shape[0]
+    num_pages = num // 128 + 2
+    slots = random.permutation(128 * num_pages)[:num].astype(np.int64)
+    skipped = random.random(num) < 0.2
+    outside = [-1, -128, -(2**31), -(2**63), 128 * num_pages, 2**31, 2**40, 2**63 - 1]
+    slots[skipped] = random.choice(np.array(outside), num)[skipped]
+    return InsertLaunch(key_type.value, key_type, keys, torch.from_numpy(slots), num_pages)
+
+
 # Groups of 16 key values that are hard to quantise: on and next to every threshold, ties of the scale.
 
 THRESHOLDS = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])

@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.geometry import KeyType
-from kernel.gfx950 import SCHEDULES, Kernel, Schedule, parse_program
-from tests.gfx950.row_launches import DTYPES, InsertLaunch, hard_keys
+from kernel.gfx950 import SCHEDULES, Kernel, Schedule
+from tests.gfx950 import compiled
+from tests.gfx950.row_launches import DTYPES, hard_keys, insert_launch
 
 SLOW = slice(0, None, 9)
 """Every ninth scale; nightly each."""
 
 
-@cache
-def assembly_of(key_type: KeyType) -> str:
-    return toolchain.assembly(geometry.insert_name(key_type))
-
-
-@cache
 def kernel_of(key_type: KeyType) -> Kernel:
-    return parse_program(assembly_of(key_type)).kernels[geometry.insert_name(key_type)]
-
-
-def launch_of(key_type: KeyType, keys: torch.Tensor, seed: int = 0) -> InsertLaunch:
-    """Keys to scattered slots; one in five is skipped: negative, or past the pages."""
-    random = np.random.default_rng(seed)
-    num = keys.shape[0]
-    num_pages = num // 128 + 2
-    slots = random.permutation(128 * num_pages)[:num].astype(np.int64)
-    skipped = random.random(num) < 0.2
-    outside = [-1, -128, -(2**31), -(2**63), 128 * num_pages, 2**31, 2**40, 2**63 - 1]
-    slots[skipped] = random.choice(np.array(outside), num)[skipped]
-    return InsertLaunch(key_type.value, key_type, keys, torch.from_numpy(slots), num_pages)
+    return compiled.kernel(geometry.insert_name(key_type))
 
 
 @pytest.fixture(params=KeyType, ids=lambda key_type: str(key_type.value))
@@ -48,32 +30,34 @@ def key_type(request: pytest.FixtureRequest) -> KeyType:
 
 def test_pages_are_the_oracles(key_type: KeyType) -> None:
     """Thresholds exactly and one step aside, ties of the scale, denormals, both zeros, skipped slots."""
-    launch_of(key_type, hard_keys(key_type, SLOW)).run(kernel_of(key_type))
+    insert_launch(key_type, hard_keys(key_type, SLOW)).run(kernel_of(key_type))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_pages_are_the_oracles_at_every_scale(key_type: KeyType) -> None:
     for seed in range(3):
-        launch_of(key_type, hard_keys(key_type, slice(None), seed), seed).run(kernel_of(key_type))
+        insert_launch(key_type, hard_keys(key_type, slice(None), seed), seed).run(kernel_of(key_type))
 
 
 @pytest.mark.parametrize("num", [1, 31, 32, 33])
 def test_any_number_of_keys(key_type: KeyType, num: int) -> None:
     """Lanes past the last key load and store nothing."""
     keys = torch.randn(num, 128, generator=torch.Generator().manual_seed(num)).to(DTYPES[key_type])
-    launch_of(key_type, keys, num).run(kernel_of(key_type))
+    insert_launch(key_type, keys, num).run(kernel_of(key_type))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_order_of_waves_writes_the_same_bytes(schedule: Schedule) -> None:
     keys = torch.randn(70, 128, generator=torch.Generator().manual_seed(5)).bfloat16()
-    launch_of(KeyType.BFLOAT16, keys).under(schedule).run(kernel_of(KeyType.BFLOAT16))
+    insert_launch(KeyType.BFLOAT16, keys).under(schedule).run(kernel_of(KeyType.BFLOAT16))
 
 
 def test_the_code_object_keeps_float32_denormals(key_type: KeyType) -> None:
     """Codes are made in fp32 denormals: flushed, every magnitude below 1 would become 0."""
-    modes = re.findall(r"\.amdhsa_float_denorm_mode_32 (\d+)", assembly_of(key_type))
+    modes = re.findall(
+        r"\.amdhsa_float_denorm_mode_32 (\d+)", compiled.assembly(geometry.insert_name(key_type))
+    )
     assert modes == ["3"]
 
 

@@ -18,7 +18,7 @@ from client.commands.kernel import HONESTY
 from kernel.backends.flydsl import geometry, toolchain
 from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType, Layout, Variant
 from kernel.contract import SUPPORTED_HEADS
-from kernel.gfx950 import RunReport, parse_program
+from kernel.gfx950 import RunReport
 from kernel.gfx950.hip import simulated_device
 from kernel.gfx950.report import decode, prefill, work
 from kernel.gfx950.report.decode import (
@@ -48,16 +48,16 @@ LOOP_KEYS = {
 
 
 @pytest.fixture(params=SUPPORTED_HEADS)
-def fields(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return compiled.report(request.param, tmp_path_factory).fields()
+def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return compiled.report(request.param).fields()
 
 
 def test_no_figure_is_worse_than_its_limit(fields: dict[str, Any]) -> None:
     assert worse(fields) == []
 
 
-def test_the_gate_sees_every_figure_get_worse(tmp_path_factory: pytest.TempPathFactory) -> None:
-    fields = compiled.report(4, tmp_path_factory).fields()
+def test_the_gate_sees_every_figure_get_worse() -> None:
+    fields = compiled.report(4).fields()
     assert set(LIMITS[fields["name"]]["loops"]) == set(ROLES)
     assert_every_limit_bites(fields, at_least=61)
 
@@ -77,15 +77,13 @@ def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-def test_the_report_is_of_the_kernel_that_is_launched(
-    heads: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_report_is_of_the_kernel_that_is_launched(heads: int) -> None:
     """The compiler's text and metadata against the code object of a launch, disassembled.
 
     The order may differ in places: LLVM moves a few independent instructions from process to process.
     """
     name = geometry.prefill_name(heads)
-    reported = parse_program(compiled.assembly(name, tmp_path_factory)).kernels[name]
+    reported = compiled.kernel(name)
     scored(random_call([(5, 2)], heads))
     launched = simulated_device().launches[-1].report.kernel
     assert launched.name == name
@@ -97,9 +95,9 @@ def test_the_report_is_of_the_kernel_that_is_launched(
     assert reported.metadata.lds_bytes == launched.metadata.lds_bytes
 
 
-def test_targets_are_met(fields: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_targets_are_met(fields: dict[str, Any]) -> None:
     """All but the utilisation of a diagonal block, which then says why."""
-    report = compiled.report(fields["heads"], tmp_path_factory)
+    report = compiled.report(fields["heads"])
     for target in check_targets(report):
         if target.name.startswith("diagonal: MFMA utilisation") and not target.met:
             assert "vector issue" in target.reason
@@ -144,32 +142,28 @@ def test_keys_lie_in_lds_without_bank_conflicts(fields: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def reported_before(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def reported_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command uses what the session has compiled and analysed."""
     monkeypatch.setattr(toolchain, "assembly", lambda _name: "")
-    monkeypatch.setattr(
-        prefill, "report_kernel", lambda _text, _name, heads: compiled.report(heads, tmp_path_factory)
-    )
+    monkeypatch.setattr(prefill, "report_kernel", lambda _text, _name, heads: compiled.report(heads))
     monkeypatch.setattr(work, "report_topk", lambda _text, variant: compiled.work_report(variant))
     monkeypatch.setattr(work, "report_insert", lambda _text, _name, key_type: compiled.work_report(key_type))
     monkeypatch.setattr(
         decode,
         "report_decode",
-        lambda _text, _name, heads, layout: compiled.decode_report(heads, layout, tmp_path_factory),
+        lambda _text, _name, heads, layout: compiled.decode_report(heads, layout),
     )
 
 
 @pytest.mark.usefixtures("reported_before")
-def test_the_command_prints_the_fields(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_command_prints_the_fields() -> None:
     done = call("kernel", "report", "--json")
     assert done.exit_code == 0
     printed = json.loads(done.stdout)
     assert printed["note"] == HONESTY
-    expected = [compiled.report(heads, tmp_path_factory).fields() for heads in SUPPORTED_HEADS]
+    expected = [compiled.report(heads).fields() for heads in SUPPORTED_HEADS]
     expected += [
-        compiled.decode_report(heads, layout, tmp_path_factory).fields()
-        for layout in LAYOUTS
-        for heads in SUPPORTED_HEADS
+        compiled.decode_report(heads, layout).fields() for layout in LAYOUTS for heads in SUPPORTED_HEADS
     ]
     expected += [compiled.work_report(kernel).fields() for kernel in (*VARIANTS, *KeyType)]
     assert [kernel["name"] for kernel in printed["kernels"]] == list(geometry.kernel_names())
@@ -207,9 +201,9 @@ def test_the_command_says_in_one_line_what_is_missing(as_json: bool, monkeypatch
 
 
 @pytest.fixture(params=list(itertools.product(LAYOUTS, SUPPORTED_HEADS)))
-def report(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecodeReport:
+def report(request: pytest.FixtureRequest) -> DecodeReport:
     layout, heads = request.param
-    return compiled.decode_report(heads, layout, tmp_path_factory)
+    return compiled.decode_report(heads, layout)
 
 
 def test_no_figure_is_worse_than_its_limit_report_decode(report: DecodeReport) -> None:
@@ -221,10 +215,8 @@ def test_every_kernel_has_limits() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_gate_sees_every_figure_get_worse_report_decode(
-    layout: Layout, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    fields = compiled.decode_report(4, layout, tmp_path_factory).fields()
+def test_the_gate_sees_every_figure_get_worse_report_decode(layout: Layout) -> None:
+    fields = compiled.decode_report(4, layout).fields()
     assert set(LIMITS[fields["name"]]["loops"]) == set(DECODE_ROLES)
     assert_every_limit_bites(fields, at_least=33)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from kernel.backends.flydsl import toolchain
 from kernel.backends.flydsl.geometry import CLASSES, VARIANTS, Variant, variant_for
-from kernel.gfx950 import SCHEDULES, Kernel, RunReport, Schedule, parse_program
+from kernel.gfx950 import SCHEDULES, RunReport, Schedule
+from tests.gfx950 import compiled
 from tests.gfx950.row_launches import Network, TopkLaunch, exact, random_keys, telling_keys, telling_rows
 from tests.gfx950.topk_rows import (
     Row,
@@ -27,11 +26,6 @@ from tests.gfx950.topk_rows import (
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 PART = 48
 """Rows of a launch: several workgroups."""
-
-
-@cache
-def kernel_of(variant: Variant) -> Kernel:
-    return parse_program(toolchain.assembly(variant.name)).kernels[variant.name]
 
 
 def length_of(variant: Variant) -> int:
@@ -80,7 +74,7 @@ def test_hard_rows(variant: Variant) -> None:
     special = None if variant.best == 16 else 9  # of the others the rest is nightly
     rows = hard_rows(variant, length_of(variant), 1, 3, special)
     for launch in launches(variant, rows, variant.best):
-        launch.run(kernel_of(variant))
+        launch.run(compiled.kernel(variant.name))
 
 
 @pytest.mark.nightly
@@ -92,7 +86,7 @@ def test_hard_rows_of_every_length(variant: Variant, seed: int) -> None:
     for ascending in (False, True):
         rows = hard_rows(variant, length, 10 + seed, 48)
         for launch in launches(variant, rows, variant.best - seed, ascending=ascending):
-            launch.run(kernel_of(variant))
+            launch.run(compiled.kernel(variant.name))
 
 
 @pytest.mark.parametrize("best", CLASSES)
@@ -104,7 +98,7 @@ def test_rows_longer_than_a_chunk_of_groups(best: int) -> None:
     late = np.arange(8193, dtype=np.float32)
     rows = [Row("ties", ties), Row("rising", late), Row("falling", -late)]
     rows.append(Row("normal", random.standard_normal(16_500).astype(np.float32)))
-    TopkLaunch("long", variant, [rows], best).run(kernel_of(variant))
+    TopkLaunch("long", variant, [rows], best).run(compiled.kernel(variant.name))
 
 
 @pytest.mark.parametrize("k", [1, 15, 17, 33])
@@ -115,7 +109,7 @@ def test_fewer_ids_than_the_class(k: int) -> None:
     for grouped in (False, True):
         variant = variant_for(k, 700, grouped)
         for ascending in (False, True):
-            TopkLaunch("fewer", variant, [rows], k, ascending).run(kernel_of(variant))
+            TopkLaunch("fewer", variant, [rows], k, ascending).run(compiled.kernel(variant.name))
 
 
 def test_heads_and_tokens_have_their_places() -> None:
@@ -130,7 +124,7 @@ def test_heads_and_tokens_have_their_places() -> None:
             ]
             for head in range(4)
         ]
-        TopkLaunch("heads", variant, rows, 16).run(kernel_of(variant))
+        TopkLaunch("heads", variant, rows, 16).run(compiled.kernel(variant.name))
 
 
 def test_a_length_outside_the_row_is_not_believed() -> None:
@@ -143,7 +137,7 @@ def test_a_length_outside_the_row_is_not_believed() -> None:
     for variant in (Variant(16), Variant(16, 64)):
         lengths = (334, 2**31 - 1, -1, -(2**31))
         launch = TopkLaunch("lengths", variant, [[full, full, none, none]], 16, columns=333, lengths=lengths)
-        launch.run(kernel_of(variant))
+        launch.run(compiled.kernel(variant.name))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -151,7 +145,7 @@ def test_a_length_outside_the_row_is_not_believed() -> None:
 def test_every_order_of_waves_gives_the_same_ids(variant: Variant, schedule: Schedule) -> None:
     random = np.random.default_rng(5)
     rows = [*islice(special_rows(random, 700), 20)]
-    TopkLaunch("orders", variant, [rows], 9).under(schedule).run(kernel_of(variant))
+    TopkLaunch("orders", variant, [rows], 9).under(schedule).run(compiled.kernel(variant.name))
 
 
 def test_a_call_takes_the_kernel_that_fits() -> None:
@@ -220,5 +214,5 @@ def test_the_bound_lets_pass_what_it_is_due_to(variant: Variant) -> None:
     random = np.random.default_rng(1)
     rows = [row for row in telling_rows(variant.best, False) if row.scores.size == 256]
     rows += [Row("normal", random.standard_normal(256).astype(np.float32)) for _ in range(4)]
-    report = TopkLaunch("due", variant, [rows], variant.best).run(kernel_of(variant))
+    report = TopkLaunch("due", variant, [rows], variant.best).run(compiled.kernel(variant.name))
     assert compares(report) == sum(due(row, variant.best) for row in rows)

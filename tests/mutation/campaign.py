@@ -77,11 +77,12 @@ class Campaign(Generic[AnyLaunch]):
     @cached_property
     def executed(self) -> list[Executed]:
         """Of each launch. Raises what the kernel itself does wrong."""
-        return [self._executed(launch) for launch in self.launches]
+        return [self.run(launch) for launch in self.launches]
 
     @cached_property
-    def _executed_by_sweep(self) -> list[Executed]:
-        return [self._executed(launch) for launch in self.sweep]
+    def executed_by_sweep(self) -> list[Executed]:
+        """Of each launch of the sweep, likewise."""
+        return [self.run(launch) for launch in self.sweep]
 
     def reached(self, index: int) -> bool:
         """Whether any launch executes an instruction."""
@@ -98,7 +99,7 @@ class Campaign(Generic[AnyLaunch]):
             if mutant.operator != NOP_SHORTENED:  # which changes no value
                 self._run(changed, runs)
             check_hazards(changed)
-            more = self._reaching(self.sweep, self._executed_by_sweep, mutant.index) if thorough else []
+            more = self._reaching(self.sweep, self.executed_by_sweep, mutant.index) if thorough else []
             differs = None
             if self.kernel.instructions[mutant.index].mnemonic.startswith(COMPARES):
                 # where a compare decides as before, the run is the same
@@ -110,6 +111,12 @@ class Campaign(Generic[AnyLaunch]):
             return Verdict(mutant, type(error).__name__, str(error))
         return self._explained(mutant, [launch for launch, _ in [*runs, *more]], differs)
 
+    def run(self, launch: AnyLaunch) -> Executed:
+        """The kernel as it is under a launch. Raises what it does wrong."""
+        report = launch.run(self.kernel)
+        self._check_work(launch, report, report.executed)
+        return report.executed
+
     def _explained(self, mutant: Mutant, launches: Sequence[AnyLaunch], differs: bool | None) -> Verdict:
         reason = equivalents.reviewed(self._reviewed, self.kernel, mutant, differs)
         if reason:
@@ -119,11 +126,6 @@ class Campaign(Generic[AnyLaunch]):
         if equivalents.is_hidden(self.kernel, mutant, launches):
             return Verdict(mutant, HIDDEN, "")
         return Verdict(mutant, SURVIVED, "")
-
-    def _executed(self, launch: AnyLaunch) -> Executed:
-        report = launch.run(self.kernel)
-        self._check_work(launch, report, report.executed)
-        return report.executed
 
     def _reaching(
         self, launches: Sequence[AnyLaunch], executed: Sequence[Executed], index: int

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from kernel.backends.flydsl import geometry, toolchain
+from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType, Layout, Variant
 from kernel.contract import SUPPORTED_HEADS
-from kernel.gfx950 import Kernel, RunReport, parse_program
+from kernel.gfx950 import Kernel, RunReport
+from tests.gfx950 import compiled
 from tests.mutation import (
     decode_launches,
     prefill_launches,
@@ -35,9 +36,9 @@ class _Target:
 
 @cache
 def prefill(heads: int) -> Campaign[PrefillLaunch]:
-    """The prefill scorer for ``heads`` index heads, compiled now, under all launches."""
+    """Of the prefill scorer for ``heads`` index heads."""
     return Campaign(
-        _kernel(geometry.prefill_name(heads)),
+        compiled.kernel(geometry.prefill_name(heads)),
         prefill_launches.launches(heads),
         lambda launch, report, _: prefill_launches.check_work(launch, report),
         prefill_launches.REVIEWED,
@@ -48,7 +49,7 @@ def prefill(heads: int) -> Campaign[PrefillLaunch]:
 @cache
 def _decode(heads: int, layout: Layout) -> Campaign[Any]:
     return Campaign(
-        _kernel(geometry.decode_name(heads, layout)),
+        compiled.kernel(geometry.decode_name(heads, layout)),
         decode_launches.launches(heads),
         lambda launch, report, _: decode_launches.check_work(launch, report),
         decode_launches.reviewed_of(heads),
@@ -58,13 +59,13 @@ def _decode(heads: int, layout: Layout) -> Campaign[Any]:
 @cache
 def _topk(variant: Variant) -> Campaign[Any]:
     launches = list(row_launches.topk_launches(variant))
-    return _of_rows(_kernel(variant.name), launches)
+    return _of_rows(compiled.kernel(variant.name), launches)
 
 
 @cache
 def _insert(key_type: KeyType) -> Campaign[Any]:
     launches = list(row_launches.insert_launches(key_type))
-    return _of_rows(_kernel(geometry.insert_name(key_type)), launches)
+    return _of_rows(compiled.kernel(geometry.insert_name(key_type)), launches)
 
 
 def _of_rows(kernel: Kernel, launches: list[Launch]) -> Campaign[Any]:
@@ -77,10 +78,6 @@ def _check_same_work(launch: Launch, report: RunReport, executed: Executed) -> N
     if not np.array_equal(report.executed, executed):
         first = report.kernel.instructions[int(np.argmax(report.executed != executed))]
         raise WrongWorkError(f"{launch.name}: line {first.line} runs more or less often")
-
-
-def _kernel(name: str) -> Kernel:
-    return parse_program(toolchain.assembly(name)).kernels[name]
 
 
 _TARGETS = {
@@ -98,7 +95,7 @@ NAMES = tuple(_TARGETS)
 
 
 def campaign(name: str) -> Campaign[Any]:
-    """That of a kernel, compiled now."""
+    """That of a kernel."""
     return _TARGETS[name].campaign()
 
 

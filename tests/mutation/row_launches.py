@@ -9,8 +9,7 @@ import numpy as np
 
 from kernel.backends.flydsl.geometry import KeyType, Variant
 from kernel.gfx950 import SCHEDULES
-from tests.gfx950.row_launches import TopkLaunch, hard_keys, telling_rows
-from tests.gfx950.test_insert import launch_of
+from tests.gfx950.row_launches import TopkLaunch, hard_keys, insert_launch, telling_rows
 from tests.gfx950.topk_rows import (
     Row,
     counted_rows,
@@ -114,9 +113,9 @@ def _cut_rows(random: np.random.Generator, variant: Variant) -> Iterator[tuple[I
 def insert_launches(key_type: KeyType) -> Iterator[Launch]:
     """Thresholds and midpoints of some scales, special values; skipped slots; a last wave with few keys."""
     for seed, scales in enumerate((slice(0, None, 40), slice(5, 12), slice(120, None))):
-        yield launch_of(key_type, hard_keys(key_type, scales, seed), seed)
-    yield launch_of(key_type, hard_keys(key_type, slice(None), 8), 8)
-    yield launch_of(key_type, hard_keys(key_type, slice(40, 70))[:70], 9)
+        yield insert_launch(key_type, hard_keys(key_type, scales, seed), seed)
+    yield insert_launch(key_type, hard_keys(key_type, slice(None), 8), 8)
+    yield insert_launch(key_type, hard_keys(key_type, slice(40, 70))[:70], 9)
 
 
 # Mutants of the top-k and insert kernels that compute the same with the same work, reviewed one by one.
