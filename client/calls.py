@@ -14,7 +14,21 @@ from pydantic import TypeAdapter, ValidationError
 from client.errors import BadReplyError, LengthConflictError
 from indexer.case import Case, case_buffers
 from indexer.case.container import DTYPES, Array, Buffer
-from indexer.wire import Profile, ScoreReply, SequencesCall, decode_reply, encode_keys, encode_sequences_call
+from indexer.wire import (
+    BINARY,
+    JSON,
+    Alive,
+    CacheInfo,
+    Info,
+    Profile,
+    Ready,
+    ScoreReply,
+    SequenceInfo,
+    SequencesCall,
+    decode_reply,
+    encode_keys,
+    encode_sequences_call,
+)
 from kernel.arguments import check_bool, check_int
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
@@ -23,8 +37,6 @@ from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, Unk
 
 T = TypeVar("T")
 
-BINARY = "application/octet-stream"
-JSON = "application/json"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -87,92 +99,6 @@ class Reply:
 R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Health:
-    """What a process that answers says: ``ok``. It may not be ready."""
-
-    status: str
-
-
-@dataclass(frozen=True)
-class Readiness:
-    """What a server that passed its self-test says."""
-
-    status: str
-    backend: str
-    device: str
-
-
-@dataclass(frozen=True)
-class SequenceState:
-    """A live sequence: its id, its tokens, and its blocks, each of them a page."""
-
-    id: str
-    length: int
-    blocks: int
-
-
-@dataclass(frozen=True)
-class CacheState:
-    """Occupancy of the paged cache. Pages count for everyone, sequences are those of this client's token."""
-
-    num_pages: int
-    free_pages: int
-    used_pages: int
-    page_bytes: int
-    total_sequences: int
-    sequences: tuple[SequenceState, ...]
-
-
-@dataclass(frozen=True)
-class BackendState:
-    """Whether a backend can run on the server's machine, and why not."""
-
-    name: str
-    usable: bool
-    reason: str
-
-
-@dataclass(frozen=True)
-class ServerLimits:
-    """What a request may be: bytes, flop, connections, sequences, keys, places, seconds; None: no limit."""
-
-    max_body_bytes: int
-    max_json_bytes: int
-    max_call_bytes: int
-    max_call_flop: float
-    max_connections: int
-    max_sequences: int
-    max_sequences_per_token: int | None
-    max_keys_per_token: int | None
-    sequence_ttl_seconds: float | None
-    queue_places: int
-    queue_bytes: int
-    deadline_seconds: float
-
-
-@dataclass(frozen=True)
-class ServerInfo:
-    """What serves: backend, device, geometry, defaults, limits."""
-
-    version: str
-    backend: str
-    device: str
-    device_name: str
-    precision: str
-    num_index_heads: int
-    num_pages: int
-    page_bytes: int
-    block_tokens: int
-    head_dim: int
-    topk: int
-    init_blocks: int
-    local_blocks: int
-    order: str
-    limits: ServerLimits
-    backends: tuple[BackendState, ...]
-
-
 _adapters: dict[type[Any], TypeAdapter[Any]] = {}
 """Validators, each built at its first use: that takes longer than any answer's reading."""
 
@@ -204,37 +130,37 @@ _KEY_DTYPES = tuple(DTYPES[name] for name in ("BF16", "F16", "F32"))
 _QUERY_DTYPES = (*_KEY_DTYPES, DTYPES["F8_E4M3"])
 
 
-def health() -> Call[Health]:
+def health() -> Call[Alive]:
     """Whether the process answers."""
-    return _look("/healthz", Health)
+    return _look("/healthz", Alive)
 
 
-def ready() -> Call[Readiness]:
+def ready() -> Call[Ready]:
     """Whether the self-test passed."""
-    return _look("/readyz", Readiness)
+    return _look("/readyz", Ready)
 
 
-def info() -> Call[ServerInfo]:
+def info() -> Call[Info]:
     """What serves."""
-    return _look("/v1/info", ServerInfo)
+    return _look("/v1/info", Info)
 
 
-def cache() -> Call[CacheState]:
+def cache() -> Call[CacheInfo]:
     """How full the cache is."""
-    return _look("/v1/cache", CacheState)
+    return _look("/v1/cache", CacheInfo)
 
 
-def sequence_state(sequence: str) -> Call[SequenceState]:
+def sequence_state(sequence: str) -> Call[SequenceInfo]:
     """A sequence's length."""
-    return _look(_path(sequence), SequenceState)
+    return _look(_path(sequence), SequenceInfo)
 
 
-def add_sequence() -> Call[SequenceState]:
+def add_sequence() -> Call[SequenceInfo]:
     """Make an empty sequence."""
     return Call(method="POST", path="/v1/sequences", parse=_sequence)
 
 
-def fork_sequence(sequence: str) -> Call[SequenceState]:
+def fork_sequence(sequence: str) -> Call[SequenceInfo]:
     """Make a sequence with the same keys."""
     return Call(method="POST", path=f"{_path(sequence)}/fork", parse=_sequence)
 
@@ -249,15 +175,15 @@ def free_sequence(sequence: str) -> Call[None]:
     return Call(method="DELETE", path=_path(sequence), parse=lambda _: None, repeatable=True, after_lost=gone)
 
 
-def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceState]:
+def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceInfo]:
     """Append keys. With ``start`` the server takes them once, so a lost answer does no harm."""
     keys = _array("k", k, _KEY_DTYPES)
 
-    def arrived(error: IndexerError) -> SequenceState:
+    def arrived(error: IndexerError) -> SequenceInfo:
         if isinstance(error, LengthConflictError) and start is not None:
             length = start + len(keys)
             if error.length == length:
-                return SequenceState(sequence, length, -(-length // BLOCK_TOKENS))
+                return SequenceInfo(sequence, length, -(-length // BLOCK_TOKENS))
         raise error
 
     return Call(
@@ -355,8 +281,8 @@ def _look(path: str, kind: type[R]) -> Call[R]:
     return Call(method="GET", path=path, parse=lambda body: record(kind, body), repeatable=True)
 
 
-def _sequence(body: bytearray) -> SequenceState:
-    return record(SequenceState, body)
+def _sequence(body: bytearray) -> SequenceInfo:
+    return record(SequenceInfo, body)
 
 
 def _scores(body: bytearray, query: Array, topk: OptionValue) -> ScoreReply:

@@ -12,11 +12,11 @@ from typing import TypeVar
 import httpx
 
 from client import calls
-from client.calls import CacheState, CacheUse, Call, Health, Order, Readiness, Reply, ServerInfo
+from client.calls import CacheUse, Call, Order, Reply
 from client.transport import DEFAULT_RETRY_SECONDS, DEFAULT_TIMEOUT, DEFAULT_URL, Connection, Tries
 from indexer.case import Case
 from indexer.case.container import Array
-from indexer.wire import Profile, ScoreReply
+from indexer.wire import Alive, CacheInfo, Info, Profile, Ready, ScoreReply
 from kernel.errors import InvalidArgumentError
 
 T = TypeVar("T")
@@ -68,19 +68,19 @@ class Client:
         """Close the connections. Sequences live on in the server."""
         self._http.close()
 
-    def health(self) -> Health:
+    def health(self) -> Alive:
         """Whether the process answers. It may not be ready."""
         return self._run(calls.health())
 
-    def ready(self) -> Readiness:
+    def ready(self) -> Ready:
         """Whether the server passed its self-test; waits while it warms up, then raises ``NotReadyError``."""
         return self._run(calls.ready())
 
-    def info(self) -> ServerInfo:
+    def info(self) -> Info:
         """What serves: backend, device, geometry, defaults, limits."""
         return self._run(calls.info())
 
-    def cache(self) -> CacheState:
+    def cache(self) -> CacheInfo:
         """How full the cache is, and this token's sequences."""
         return self._run(calls.cache())
 
@@ -245,19 +245,19 @@ class AsyncClient:
         """Close the connections. Sequences live on in the server."""
         await self._http.aclose()
 
-    async def health(self) -> Health:
+    async def health(self) -> Alive:
         """Whether the process answers. It may not be ready."""
         return await self._run(calls.health())
 
-    async def ready(self) -> Readiness:
+    async def ready(self) -> Ready:
         """Whether the server passed its self-test; waits while it warms up, then raises ``NotReadyError``."""
         return await self._run(calls.ready())
 
-    async def info(self) -> ServerInfo:
+    async def info(self) -> Info:
         """What serves: backend, device, geometry, defaults, limits."""
         return await self._run(calls.info())
 
-    async def cache(self) -> CacheState:
+    async def cache(self) -> CacheInfo:
         """How full the cache is, and this token's sequences."""
         return await self._run(calls.cache())
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from indexer.wire import PROBLEM, PROBLEM_PREFIX
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 
 
@@ -78,9 +79,6 @@ class ServerTimeoutError(ServerConnectionError, TimeoutError):
 
 # An error answer of the server as the exception that an in-process call would raise.
 
-MEDIA_TYPE = "application/problem+json"
-TYPE_PREFIX = "urn:nvfp4-indexer:problem:"
-"""What the ``type`` of this project's problems starts with."""
 _SHOWN_CHARS = 200
 _PLAIN: Mapping[str, type[ServerError]] = {
     "unauthorized": AuthError,
@@ -112,7 +110,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes | bytearray) -
         text = " ".join(bytes(body[: 4 * _SHOWN_CHARS]).decode("utf-8", "replace").split())[:_SHOWN_CHARS]
         kind_of_error = _REFUSALS.get(status, ServerError) if "retry-after" in headers else ServerError
         return kind_of_error(status, "", f"not an answer of the sidecar: {text or 'no text'}")
-    kind = _text(problem, "type").removeprefix(TYPE_PREFIX)
+    kind = _text(problem, "type").removeprefix(PROBLEM_PREFIX)
     detail, request_id = _text(problem, "detail"), _text(problem, "request_id")
     named = _named(kind, problem)
     if named is not None:
@@ -142,13 +140,13 @@ def _named(kind: str, problem: Mapping[str, Any]) -> IndexerError | None:
 
 
 def _problem(content_type: str, body: bytes | bytearray) -> Mapping[str, Any] | None:
-    if content_type.partition(";")[0].strip().lower() != MEDIA_TYPE:
+    if content_type.partition(";")[0].strip().lower() != PROBLEM:
         return None
     try:
         problem = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    known = isinstance(problem, dict) and str(problem.get("type", "")).startswith(TYPE_PREFIX)
+    known = isinstance(problem, dict) and str(problem.get("type", "")).startswith(PROBLEM_PREFIX)
     return problem if known else None
 
 

@@ -1,6 +1,11 @@
-"""What travels over HTTP beside case files: safetensors bodies, read by the same strict decoder.
+"""Everything that travels over HTTP beside case files, defined once for server and client.
 
-Imports no torch: the server and a remote client share it.
+JSON answers are frozen dataclasses; OpenAPI shows their docstrings and field metadata. Tensors travel as
+safetensors containers, read by the same strict decoder as case files. Imports neither torch nor pydantic.
+
+    keys body       tensor ``index_k``
+    sequences body  tensors ``index_q``, optionally ``query_lens``; metadata ``sequences``: ids, by commas
+    score reply     tensors ``block_ids``, ``num_blocks``, optionally ``scores``; metadata as in ScoreReply
 """
 
 from __future__ import annotations
@@ -8,29 +13,181 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import numpy as np
 
 from indexer.case.container import Array, Buffer, Container, decode_container, encode_container, refuse, shown
-from kernel.contract import HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.errors import CaseFileError
 
-# Bodies of the calls that work on a server's sequences: keys to append, and queries to score.
-#
-# A keys body holds one tensor ``index_k``. A sequences body holds ``index_q``, optionally ``query_lens``, and
-# the metadata field ``sequences``: the ids, separated by commas.
+Form = Literal["application/octet-stream", "application/json"]
+"""Media types of bodies and answers: a safetensors container, or JSON."""
+BINARY: Final = "application/octet-stream"
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+"""Media type of errors (RFC 9457)."""
+PROBLEM_PREFIX = "urn:nvfp4-indexer:problem:"
+"""Start of every problem's ``type``; the rest is its kind."""
 
 
-@dataclass(frozen=True, eq=False)
-class KeysBody:
-    """Keys to append.
+# ---- JSON answers ----
 
-    Attributes:
-        index_k: ``[n, 128]`` bfloat16, float16 or float32.
-    """
 
-    index_k: Array
+def described(description: str | None = None, *examples: object) -> dict[str, Any]:
+    """Returns the metadata of a record's field: what OpenAPI shows of it."""
+    metadata: dict[str, Any] = {"description": description} if description else {}
+    return {**metadata, "examples": list(examples)} if examples else metadata
+
+
+@dataclass(frozen=True)
+class Alive:
+    """The process answers."""
+
+    status: str = field(metadata=described(None, "ok"))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Kernels are compiled and the self-test against the oracle passed."""
+
+    status: str = field(metadata=described(None, "ready"))
+    backend: str = field(metadata=described(None, "cpu"))
+    device: str = field(metadata=described(None, "cpu"))
+
+
+@dataclass(frozen=True)
+class BackendInfo:
+    """Whether a backend can run on the server's machine."""
+
+    name: str = field(metadata=described(None, "cpu"))
+    usable: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may be."""
+
+    max_body_bytes: int
+    max_json_bytes: int
+    max_call_bytes: int = field(
+        metadata=described("Memory for the scores, pages and block tables of one call.")
+    )
+    max_call_flop: float = field(
+        metadata=described(
+            "Work of a call: 32,768 flop a row and block, 256 rows' for each page that it reads, "
+            "and 768 rows' for each request."
+        )
+    )
+    max_connections: int
+    max_sequences: int
+    max_sequences_per_token: int | None
+    max_keys_per_token: int | None = field(
+        metadata=described("Keys of one bearer token's sequences together.")
+    )
+    sequence_ttl_seconds: float | None = field(
+        metadata=described("Time after which an unused sequence is dropped.")
+    )
+    queue_places: int
+    queue_bytes: int
+    deadline_seconds: float
+
+
+@dataclass(frozen=True)
+class Info:
+    """What serves."""
+
+    version: str = field(metadata=described(None, "0.1.0"))
+    backend: str = field(metadata=described(None, "cpu"))
+    device: str = field(metadata=described(None, "cpu"))
+    device_name: str = field(metadata=described(None, "AMD Instinct MI355X"))
+    precision: str = field(metadata=described(None, "exact"))
+    num_index_heads: int = field(metadata=described("Index heads of queries to sequences.", 4))
+    num_pages: int
+    page_bytes: int = field(metadata=described(None, PAGE_BYTES))
+    block_tokens: int = field(metadata=described(None, BLOCK_TOKENS))
+    head_dim: int = field(metadata=described(None, HEAD_DIM))
+    topk: int = field(metadata=described("Blocks selected when a call on sequences does not say."))
+    init_blocks: int
+    local_blocks: int
+    order: str
+    limits: Limits
+    backends: tuple[BackendInfo, ...] = field(metadata=described("Every backend, best first."))
+
+
+@dataclass(frozen=True)
+class SequenceInfo:
+    """A live sequence."""
+
+    id: str = field(metadata=described(None, "8d6f3c1a5b7e9024"))
+    length: int = field(metadata=described("Tokens.", 8192))
+    blocks: int = field(metadata=described("Blocks, each of them a page.", 64))
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """Occupancy of the paged cache. Pages count for everyone, sequences are those of the token that asks."""
+
+    num_pages: int
+    free_pages: int
+    used_pages: int
+    page_bytes: int
+    total_sequences: int = field(metadata=described("Live sequences of all tokens."))
+    sequences: tuple[SequenceInfo, ...]
+
+
+@dataclass(frozen=True)
+class StageMs:
+    """A stage of the profiled call, milliseconds over the runs."""
+
+    stage: str
+    median_ms: float
+    min_ms: float
+    max_ms: float
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time that this device's own measured speed allows."""
+
+    tflops: float = field(metadata=described("Matrix product, TFLOP/s."))
+    tbps: float = field(metadata=described("Copy, TB/s."))
+    source: str  # how they were measured
+    compute_ms: float
+    memory_ms: float
+    bound_by: str = field(metadata=described(None, "memory"))  # or compute: the longer of the two times
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a call's time goes, beside what the device could do."""
+
+    backend: str
+    device: str
+    precision: str
+    cache: str
+    repeats: int
+    num_heads: int
+    total_q: int
+    batch: int
+    longest_context: int = field(metadata=described("Tokens."))
+    stages: tuple[StageMs, ...]  # in the order in which they ran
+    device_ms: float = field(metadata=described("Median of score and top-k together, or of select."))
+    flop: int = field(metadata=described("2 * 128 * 128 for every visible (row, block)."))
+    bytes: int = field(
+        metadata=described("Queries and each page in use once in, scores and block ids once out.")
+    )
+    tflops: float = field(metadata=described("Achieved TFLOP/s."))
+    tbps: float = field(metadata=described("Achieved TB/s."))
+    floor: Floor
+    times_floor: float = field(metadata=described("device_ms over the floor."))
+    trace: dict[str, Any] | None = field(
+        default=None, repr=False, metadata=described("Chrome trace: open it in Perfetto.")
+    )
+
+
+# ---- Bodies of the calls on sequences ----
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,12 +207,12 @@ class SequencesCall:
 
 
 def encode_keys(index_k: Array) -> list[Buffer]:
-    """A keys body as buffers to be sent one after another."""
+    """Encodes a keys body as buffers to be sent one after another."""
     return encode_container({"index_k": index_k}, {})
 
 
-def decode_keys(body: Buffer) -> KeysBody:
-    """Read a keys body. Its array is a view of ``body``.
+def decode_keys(body: Buffer) -> Array:
+    """Reads ``index_k`` ``[n, 128]`` bfloat16, float16 or float32 from a keys body, as a view of ``body``.
 
     Raises:
         CaseFileError: naming the tensor or metadata field, its value, the limit and the remedy.
@@ -65,11 +222,11 @@ def decode_keys(body: Buffer) -> KeysBody:
     index_k = container.tensors["index_k"]
     if index_k.ndim != 2 or index_k.shape[1] != HEAD_DIM:
         refuse("index_k.shape", list(index_k.shape), f"must be [any, {HEAD_DIM}]", "write one key a row")
-    return KeysBody(index_k)
+    return index_k
 
 
 def encode_sequences_call(call: SequencesCall) -> list[Buffer]:
-    """A sequences body as buffers to be sent one after another."""
+    """Encodes a sequences body as buffers to be sent one after another."""
     tensors = {"index_q": call.index_q}
     if call.query_lens is not None:
         tensors["query_lens"] = np.asarray(call.query_lens, dtype="<i4")
@@ -77,7 +234,7 @@ def encode_sequences_call(call: SequencesCall) -> list[Buffer]:
 
 
 def decode_sequences_call(body: Buffer) -> SequencesCall:
-    """Read a sequences body. Its ``index_q`` is a view of ``body``.
+    """Reads a sequences body. Its ``index_q`` is a view of ``body``.
 
     Raises:
         CaseFileError: naming the tensor or metadata field, its value, the limit and the remedy.
@@ -113,81 +270,10 @@ def _check_names(
             refuse("metadata", shown(name), "must be a field of this body", "leave it out")
 
 
-# Where a call's time went, as it travels: plain dataclasses that client, server and profiler share.
+# ---- Score replies ----
 
-
-@dataclass(frozen=True)
-class StageMs:
-    """A stage of the profiled call, milliseconds over the runs."""
-
-    stage: str
-    median_ms: float
-    min_ms: float
-    max_ms: float
-
-
-@dataclass(frozen=True)
-class Floor:
-    """The least time that the device's own measured speed allows.
-
-    Attributes:
-        tflops: of a matrix product, TFLOP/s.
-        tbps: of a copy, TB/s.
-        source: how they were measured.
-        compute_ms: the call's work at that speed.
-        memory_ms: the call's bytes at that speed.
-        bound_by: ``compute`` or ``memory``, the longer one.
-    """
-
-    tflops: float
-    tbps: float
-    source: str
-    compute_ms: float
-    memory_ms: float
-    bound_by: str
-
-
-@dataclass(frozen=True)
-class Profile:
-    """Where a call's time goes, beside what the device could do.
-
-    Attributes:
-        longest_context: tokens.
-        stages: in the order in which they ran.
-        device_ms: median of score and top-k together, or of select.
-        flop: ``2 * 128 * 128`` for every visible (row, block).
-        bytes: queries and each page in use once in, any scores and block ids once out.
-        tflops: achieved TFLOP/s.
-        tbps: achieved TB/s.
-        times_floor: ``device_ms`` over the floor.
-        trace: a chrome trace, if one was asked for.
-    """
-
-    backend: str
-    device: str
-    precision: str
-    cache: str
-    repeats: int
-    num_heads: int
-    total_q: int
-    batch: int
-    longest_context: int
-    stages: tuple[StageMs, ...]
-    device_ms: float
-    flop: int
-    bytes: int
-    tflops: float
-    tbps: float
-    floor: Floor
-    times_floor: float
-    trace: dict[str, Any] | None = field(default=None, repr=False)
-
-
-# The answer to a scoring call: what was selected, by which scores, and how long each stage took.
-
-FORMAT = "nvfp4-indexer-scores"
-"""The metadata field ``format`` of a reply."""
-VERSION = "1"
+_FORMAT, _VERSION = "nvfp4-indexer-scores", "1"
+"""Metadata fields ``format`` and ``version``."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -214,13 +300,13 @@ class ScoreReply:
 
 
 def encode_reply(reply: ScoreReply) -> list[Buffer]:
-    """A reply as buffers to be sent one after another; its arrays are not copied."""
+    """Encodes a reply as buffers to be sent one after another; its arrays are not copied."""
     tensors = {"block_ids": reply.block_ids, "num_blocks": reply.num_blocks}
     if reply.scores is not None:
         tensors["scores"] = reply.scores
     metadata = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": _FORMAT,
+        "version": _VERSION,
         "backend": reply.backend,
         "precision": reply.precision,
         "order": reply.order,
@@ -230,14 +316,14 @@ def encode_reply(reply: ScoreReply) -> list[Buffer]:
 
 
 def decode_reply(body: Buffer) -> ScoreReply:
-    """Read a reply from memory. Its arrays are views of ``body``.
+    """Reads a reply. Its arrays are views of ``body``.
 
     Raises:
         CaseFileError: naming the tensor or metadata field, its value, the limit and the remedy.
     """
     container = decode_container(body)
     tensors, metadata = container.tensors, container.metadata
-    for name, wanted in (("format", FORMAT), ("version", VERSION)):
+    for name, wanted in (("format", _FORMAT), ("version", _VERSION)):
         if metadata.get(name) != wanted:
             _refuse(f"metadata {name}", shown(metadata.get(name)), f"must be {wanted!r}")
     block_ids = _tensor(tensors, "block_ids", np.dtype("<i4"), 3)
@@ -280,20 +366,3 @@ def _timings(text: str) -> dict[str, float]:
 
 def _refuse(argument: str, value: object, limit: str) -> NoReturn:
     raise CaseFileError(argument, value, limit, "ask a server of the same version")
-
-
-__all__ = [
-    "Floor",
-    "KeysBody",
-    "Profile",
-    "ScoreReply",
-    "SequencesCall",
-    "StageMs",
-    "decode_keys",
-    "decode_reply",
-    "decode_sequences_call",
-    "encode_container",
-    "encode_keys",
-    "encode_reply",
-    "encode_sequences_call",
-]

@@ -15,12 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from kernel.errors import IndexerError
-from server import routes
 from server.engine import Engine, ServerState, prepared_engine
 from server.http import AuthLayer, ConnectionsLayer, ContextLayer, context_of
 from server.metrics import Metrics
 from server.openapi import openapi_document
 from server.problems import ProblemError, internal, invalid, of_error
+from server.routes import router
 from server.settings import Settings
 from server.wire import argument_name
 from server.worker import Worker
@@ -55,8 +55,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
     app = FastAPI(title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = state
-    for router in routes.ROUTERS:
-        app.include_router(router)
+    app.include_router(router)
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(IndexerError, _on_error)
     app.add_exception_handler(RequestValidationError, _on_validation)
@@ -69,7 +68,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
 
 async def _prepare(state: ServerState) -> None:
-    job = state.worker.submit(lambda: prepared_engine(state.settings), None)
+    job = state.worker.submit(lambda: prepared_engine(state.settings))
     try:
         state.engine, _ = await job.future
     except Exception as error:
@@ -86,7 +85,7 @@ async def _prepare(state: ServerState) -> None:
 async def _expire(worker: Worker, engine: Engine, seconds: float) -> None:
     while True:
         await asyncio.sleep(min(seconds / 10, 60))
-        expired, _ = await worker.submit(lambda: engine.expire(seconds), None).future
+        expired, _ = await worker.submit(lambda: engine.expire(seconds)).future
         if expired:
             _log.info("expired", sequences=expired)
 

@@ -15,10 +15,11 @@ from starlette.requests import Request
 
 from indexer import IndexScorer
 from indexer.case import Case
+from indexer.case.container import Array
 from indexer.oracle import mismatched_rows, run_oracle, score_error
 from indexer.pipeline import ScoreResult
 from indexer.replay import CaseScorer, as_tensor
-from indexer.wire import KeysBody, ScoreReply, SequencesCall
+from indexer.wire import ScoreReply, SequencesCall
 from kernel.backends.base import SCORE_TOLERANCE, Order
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, SUPPORTED_HEADS
 from kernel.errors import IndexerError, InvalidArgumentError, RankLostError, UnknownSequenceError
@@ -265,7 +266,7 @@ class Engine:
         self.sequences.check_room(owner, sequences=1)
         return self.sequences.add(owner, self.scorer.add_sequence(), 0)
 
-    def append(self, owner: str, sequence: str, body: KeysBody, start: int | None) -> LiveSequence:
+    def append(self, owner: str, sequence: str, keys: Array, start: int | None) -> LiveSequence:
         """Append keys, if the sequence holds ``start`` tokens or ``start`` is None."""
         found = self.sequences.use(owner, sequence)
         if start is not None and start != found.length:
@@ -278,7 +279,6 @@ class Engine:
                 value=start,
                 length=found.length,
             )
-        keys = body.index_k
         self.sequences.check_room(owner, keys=keys.shape[0])
         with wire_names():
             self.scorer.append_keys(found.scorer_id, as_tensor(keys).to(self.scorer.device))

@@ -20,9 +20,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from indexer.wire import PROBLEM
 from server.metrics import Metrics
-from server.problems import MEDIA_TYPE, ProblemError, internal
-from server.worker import Deadline, Place
+from server.problems import ProblemError, internal
+from server.worker import Deadline, QueueSlot
 
 _CROWDED = "connections"
 """The state of a request on a connection beyond the limit: how many there were."""
@@ -89,7 +90,7 @@ class LimitedProtocol(H11Protocol):
             _log.info("malformed", request_id=request_id)
             response = ProblemError(400, "malformed", f"{msg} Nothing was done").response(request_id)
             body = bytes(response.body)
-            head = [("content-type", MEDIA_TYPE), ("content-length", str(len(body)))]
+            head = [("content-type", PROBLEM), ("content-length", str(len(body)))]
             head += [("x-request-id", request_id), ("connection", "close")]
             for event in (
                 h11.Response(status_code=400, headers=head, reason=b"Bad Request"),
@@ -182,7 +183,7 @@ class RequestContext:
     """Until when its call must have begun."""
     owner: str = ""
     """Whose sequences it sees."""
-    place: Place | None = None
+    slot: QueueSlot | None = None
     stages: dict[str, float] = field(default_factory=dict)
     """Seconds of each stage of its call."""
 
@@ -250,8 +251,8 @@ class ContextLayer:
                     raise
                 await internal().response(context.request_id)(scope, receive, send_with_id)
         finally:
-            if context.place is not None:
-                context.place.release()
+            if context.slot is not None:
+                context.slot.release()
             self._finish(scope, context, status, time.perf_counter() - began)
 
     def _finish(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
@@ -373,14 +374,13 @@ def _is_loopback(name: str) -> bool:
 # Receives a request's body within its limits: of bytes, of the server's memory, and of time.
 
 
-async def read_body(request: Request, place: Place, max_bytes: int, deadline: Deadline) -> bytearray:
+async def read_body(request: Request, slot: QueueSlot, max_bytes: int) -> bytearray:
     """The whole body, received into one buffer.
 
     Args:
         request: whose body nobody has read.
-        place: what the body's bytes are counted on.
+        slot: what the body's bytes are counted on; its deadline is the body's.
         max_bytes: longest body.
-        deadline: until when the body must be there.
 
     Raises:
         ProblemError: 413, longer than that, before any of it is read where ``Content-Length`` tells; 429, no
@@ -391,14 +391,16 @@ async def read_body(request: Request, place: Place, max_bytes: int, deadline: De
     if length is not None:
         if length > max_bytes:
             raise _too_large(length, max_bytes)
-        place.reserve(length)
+        slot.reserve(length)
     try:
-        return await asyncio.wait_for(_receive(request, place, length, max_bytes), deadline.left())
+        return await asyncio.wait_for(_receive(request, slot, length, max_bytes), slot.deadline.left())
     except asyncio.TimeoutError as error:
-        raise deadline.problem("the deadline passed before the body was here; nothing was done") from error
+        raise slot.deadline.problem(
+            "the deadline passed before the body was here; nothing was done"
+        ) from error
 
 
-async def _receive(request: Request, place: Place, length: int | None, max_bytes: int) -> bytearray:
+async def _receive(request: Request, slot: QueueSlot, length: int | None, max_bytes: int) -> bytearray:
     body = bytearray(length or 0)
     received = 0
     while True:
@@ -410,7 +412,7 @@ async def _receive(request: Request, place: Place, length: int | None, max_bytes
         if end > max_bytes:
             raise _too_large(end, max_bytes)
         if length is None:
-            place.reserve(len(chunk))
+            slot.reserve(len(chunk))
         body[received:end] = chunk
         received = end
         if not message.get("more_body", False):

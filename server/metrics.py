@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
+from server.wire import RouteLatency
+
 RECENT = 512
-"""Requests of a route that quantiles are taken from."""
+"""Requests of a route whose latency quantiles are computed."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Latencies of a route's last successful requests, seconds."""
-
-    route: str
-    count: int
-    p50: float
-    p99: float
 
 
 class Metrics:
@@ -53,7 +44,7 @@ class Metrics:
     def request(
         self, route: str, method: str, status: int, seconds: float, stages: Mapping[str, float]
     ) -> None:
-        """Count a request."""
+        """Counts a request."""
         self._requests.labels(method if route != "other" else "other", route, status).observe(seconds)
         for stage, stage_seconds in stages.items():
             self._stages.labels(route, stage).observe(stage_seconds)
@@ -61,20 +52,21 @@ class Metrics:
             self._recent.setdefault(route, deque(maxlen=RECENT)).append(seconds)
             self._counts[route] = self._counts.get(route, 0) + 1
 
-    def latencies(self) -> list[Latency]:
-        """Of every route that ran a call."""
+    def latencies(self) -> list[RouteLatency]:
+        """Latencies of the last successful requests of every route that ran a call."""
         latencies = []
         for route, recent in self._recent.items():
             ordered = sorted(recent)
-            p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-            latencies.append(Latency(route, self._counts[route], ordered[len(ordered) // 2], p99))
+            p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+            calls = self._counts[route]
+            latencies.append(RouteLatency(route, calls, round(1e3 * p50, 3), round(1e3 * p99, 3)))
         return latencies
 
     def exposition(self, gauges: Mapping[str, tuple[str, float]]) -> bytes:
-        """The text that Prometheus reads.
+        """Returns the text that Prometheus reads.
 
         Args:
-            gauges: values of this moment, by name, each with its description.
+            gauges: description and current value of each gauge by name.
         """
         for name, (text, value) in gauges.items():
             if name not in self._gauges:

@@ -6,11 +6,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
+from indexer.wire import BINARY, JSON, PROBLEM, PROBLEM_PREFIX
 from server.http import OPEN_PATHS
-from server.problems import MEDIA_TYPE, TITLES, TYPE_PREFIX
-from server.wire import BINARY, JSON, CaseJson, KeysJson, ProfileReply, ScoreJson, SequencesJson
+from server.problems import TITLES
+from server.wire import CaseJson, KeysJson, ProfileReply, ScoreJson, SequencesJson
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -19,7 +20,7 @@ PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
     "required": ["type", "title", "status", "detail", "request_id"],
     "properties": {
-        "type": {"type": "string", "enum": [TYPE_PREFIX + kind for kind in TITLES]},
+        "type": {"type": "string", "enum": [PROBLEM_PREFIX + kind for kind in TITLES]},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "argument = value: limit; remedy"},
@@ -49,7 +50,7 @@ _RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds
 _TIMING = {"Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds of each stage."}}
 
 
-def _body(description: str, model: type[BaseModel], example: object) -> dict[str, Any]:
+def _body(description: str, model: type, example: object) -> dict[str, Any]:
     return {
         "required": True,
         "description": description,
@@ -89,7 +90,7 @@ JSON_MODELS = (CaseJson, KeysJson, SequencesJson, ScoreJson)
 def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[str, Any]:
     problem: dict[str, Any] = {
         "description": description,
-        "content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
     }
     if headers:
         problem["headers"] = headers
@@ -179,7 +180,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     )
     schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
     for model in JSON_MODELS:
-        schemas[model.__name__] = model.model_json_schema(ref_template=_REF)
+        schemas[model.__name__] = TypeAdapter(model).json_schema(ref_template=_REF)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     schemas["Problem"] = PROBLEM_SCHEMA
@@ -188,13 +189,10 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             # FastAPI documents its own form of a validation error wherever there is a parameter.
             found = operation["responses"].get("422")
-            if found is not None and JSON_TYPE in found.get("content", {}):
+            if found is not None and JSON in found.get("content", {}):
                 del operation["responses"]["422"]
             if path not in OPEN_PATHS:
                 operation["security"] = [{"token": []}, {}]
                 operation["responses"]["401"] = UNAUTHORIZED
             operation["responses"]["403"] = FORBIDDEN
     return document
-
-
-JSON_TYPE = "application/json"

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from indexer.wire import PROBLEM, PROBLEM_PREFIX
 from kernel.errors import (
     IndexerError,
     InvalidArgumentError,
@@ -15,9 +16,6 @@ from kernel.errors import (
     UnknownSequenceError,
 )
 
-MEDIA_TYPE = "application/problem+json"
-TYPE_PREFIX = "urn:nvfp4-indexer:problem:"
-"""What every problem's ``type`` starts with; the rest is its kind."""
 TITLES = {
     "invalid-argument": "An argument is outside the contract",
     "malformed": "The request is not HTTP",
@@ -70,16 +68,14 @@ class ProblemError(Exception):
     def response(self, request_id: str) -> Response:
         """The answer, with the request's id."""
         content = {
-            "type": TYPE_PREFIX + self.kind,
+            "type": PROBLEM_PREFIX + self.kind,
             "title": TITLES[self.kind],
             "status": self.status,
             "detail": self.detail,
             "request_id": request_id,
             **self.members,
         }
-        return Response(
-            json.dumps(content, ensure_ascii=True), self.status, self.headers, media_type=MEDIA_TYPE
-        )
+        return Response(json.dumps(content, ensure_ascii=True), self.status, self.headers, media_type=PROBLEM)
 
 
 def invalid(argument: str, value: object, limit: str, remedy: str) -> ProblemError:

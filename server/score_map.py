@@ -1,15 +1,15 @@
-"""A small picture of a call's scores and selection, for the page."""
+"""The score map of an owner's last call, which the page draws: some rows, one byte a cell."""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from indexer.wire import ScoreReply
+from server.wire import CallHead, CallMap
 
 MAX_ROWS = 96
 """Most query tokens of a head that are drawn."""
@@ -46,13 +46,13 @@ class CallRecord:
 
 
 def record_call(title: str, reply: ScoreReply) -> CallRecord:
-    """Copy what the page may show. Costs no more than a small part of the call."""
+    """Copies what the page may show, at a small part of the call's cost."""
     total_q = reply.num_blocks.shape[0]
     rows = min(MAX_ROWS, total_q)
     if reply.scores is not None:
         row_cells = reply.scores.shape[0] * reply.scores.shape[2]
         rows = min(rows, max(1, MAX_COPIED // max(1, row_cells)))
-    tokens = np.linspace(0, max(total_q - 1, 0), rows).round().astype(np.int64) if total_q else _NO_TOKENS
+    tokens = np.linspace(0, max(total_q - 1, 0), rows).round().astype(np.int64)
     return CallRecord(
         title=title,
         tokens=tokens,
@@ -64,8 +64,8 @@ def record_call(title: str, reply: ScoreReply) -> CallRecord:
     )
 
 
-def draw(record: CallRecord) -> dict[str, Any]:
-    """The record as the page reads it: one byte a cell, base64, row by row and head by head."""
+def draw(record: CallRecord) -> CallMap:
+    """Returns the record as the page reads it: one byte a cell, base64, row by row and head by head."""
     num_blocks = int(record.num_blocks.max(initial=0))
     blocks_a_column = max(1, -(-num_blocks // MAX_COLUMNS))
     columns = -(-num_blocks // blocks_a_column)
@@ -77,18 +77,18 @@ def draw(record: CallRecord) -> dict[str, Any]:
         else:
             cells = _levels(_pooled(record.scores[head, :, :num_blocks], columns, blocks_a_column), visible)
         selected = [sorted({int(block) // blocks_a_column for block in row if block >= 0}) for row in ids]
-        heads.append({"cells": base64.b64encode(cells.tobytes()).decode(), "selected": selected})
-    return {
-        "title": record.title,
-        "backend": record.backend,
-        "timings_ms": {name: round(1e3 * seconds, 4) for name, seconds in record.timings.items()},
-        "tokens": record.tokens.tolist(),
-        "num_blocks": num_blocks,
-        "blocks_a_column": blocks_a_column,
-        "columns": columns,
-        "has_scores": record.scores is not None,
-        "heads": heads,
-    }
+        heads.append(CallHead(cells=base64.b64encode(cells.tobytes()).decode(), selected=selected))
+    return CallMap(
+        title=record.title,
+        backend=record.backend,
+        timings_ms={name: round(1e3 * seconds, 4) for name, seconds in record.timings.items()},
+        tokens=record.tokens.tolist(),
+        num_blocks=num_blocks,
+        blocks_a_column=blocks_a_column,
+        columns=columns,
+        has_scores=record.scores is not None,
+        heads=heads,
+    )
 
 
 def _pooled(scores: NDArray[np.float32], columns: int, width: int) -> NDArray[np.float32]:
@@ -106,10 +106,7 @@ def _levels(scores: NDArray[np.float32], visible: NDArray[np.bool_]) -> NDArray[
         # By rank: a few blocks that everything attends to would leave the others one colour.
         values = scores[computed]
         ordered = np.sort(values)
-        place = np.searchsorted(ordered, values) / max(1, values.size - 1)
-        levels[computed] = (LOWEST + np.minimum(place, 1.0) * (HIGHEST - LOWEST)).round().astype(np.uint8)
+        rank = np.searchsorted(ordered, values) / max(1, values.size - 1)
+        levels[computed] = (LOWEST + np.minimum(rank, 1.0) * (HIGHEST - LOWEST)).round().astype(np.uint8)
     levels[forced & visible] = FORCED
     return levels
-
-
-_NO_TOKENS = np.zeros(0, dtype=np.int64)

@@ -1,8 +1,8 @@
-"""The one thread that uses the device, and the places of the requests that wait for it.
+"""The device's thread and the admission queue before it.
 
-A request takes a place before its body is read, so that what the server holds is bounded, and keeps it until
-its answer is sent. Of the calls that wait, those that are given up, by a deadline or by a client that went
-away, are never run.
+A request takes a slot of the queue before its body is read, which bounds what the server holds, and keeps it
+until its answer is sent. Calls run one after another in the order of their arrival. A call that still waits
+when its deadline passes or its client disconnects is never run.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from starlette.types import Receive
 
 from server.problems import ProblemError
 
-# Until when a request must have reached the device.
+T = TypeVar("T")
+_MAX_RETRY_SECONDS = 30.0
+_MEAN_WEIGHT = 0.1
+"""Weight of the last call in the mean duration that Retry-After is computed from."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """So many seconds after a request came.
+    """A request's deadline.
 
     Attributes:
-        seconds: the time it has.
-        began: ``time.monotonic()`` when it came.
+        seconds: time from the request's arrival.
+        began: ``time.monotonic()`` at its arrival.
     """
 
     seconds: float
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> float:
-        """Seconds until then, 0 afterwards."""
+        """Returns the seconds left, at least 0."""
         return max(0.0, self.began + self.seconds - time.monotonic())
 
     def problem(self, detail: str) -> ProblemError:
-        """The 504 of a request that was too late."""
+        """Returns the 504 of a request that missed it."""
         return ProblemError(
             504,
             "deadline",
@@ -50,38 +53,39 @@ class Deadline:
         )
 
 
-T = TypeVar("T")
-_MAX_RETRY_SECONDS = 30.0
-_MEAN_WEIGHT = 0.1
-
-
 class _Job:
-    """A call that waits or runs. ``function`` is None once it was taken or given up."""
+    """A queued or running call. ``function`` is None once it was started or withdrawn."""
 
-    def __init__(self, function: Callable[[], Any], future: asyncio.Future[Any], place: Place | None) -> None:
+    def __init__(
+        self, function: Callable[[], Any], future: asyncio.Future[Any], slot: QueueSlot | None
+    ) -> None:
         self.function: Callable[[], Any] | None = function
         self.future = future
-        self.place = place
+        self.slot = slot
         self.queued = time.perf_counter()
 
 
 class Worker:
-    """Runs calls one after another, in the order in which they came.
+    """The device's thread with its admission queue.
 
     Args:
-        places: requests that may be in the server.
+        slots: requests that may be in the server.
         max_bytes: bytes that their bodies may take together.
+
+    Attributes:
+        busy: whether a call runs.
+        stopping: whether the server is shutting down.
     """
 
-    def __init__(self, places: int, max_bytes: int) -> None:
-        self.places = places
+    def __init__(self, slots: int, max_bytes: int) -> None:
+        self.slots = slots
         self.max_bytes = max_bytes
-        self.places_taken = 0
+        self.slots_taken = 0
         self.bytes_taken = 0
         self.busy = False
         self._jobs: deque[_Job] = deque()
         self._changed = threading.Condition()
-        self._stopping = False
+        self.stopping = False
         self._mean_seconds = 0.01
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="device", daemon=True)
@@ -93,52 +97,52 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether the thread lives."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
-    @property
-    def stopping(self) -> bool:
-        """Whether the server is being shut down."""
-        return self._stopping
-
     def start(self) -> None:
-        """Start the thread, from the event loop that will ask for calls."""
+        """Starts the thread; called on the event loop that submits calls."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self, seconds: float) -> bool:
-        """Run what waits, then end the thread; False if that takes longer than ``seconds``."""
+        """Runs what waits, then ends the thread; returns False if that takes longer than ``seconds``."""
         with self._changed:
-            self._stopping = True
+            self.stopping = True
             self._changed.notify()
         if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join, seconds)
         return not self._thread.is_alive()
 
-    def admit(self) -> Place:
-        """Take a place.
+    def admit(self, deadline: Deadline) -> QueueSlot:
+        """Takes a slot of the queue.
 
         Raises:
             ProblemError: 429, all are taken.
         """
-        if self.places_taken >= self.places:
-            reason = f"all {self.places} places are taken"
-            raise self._full(reason, "queue_places", self.places_taken, self.places)
-        self.places_taken += 1
-        return Place(self)
+        if self.slots_taken >= self.slots:
+            reason = f"all {self.slots} places are taken"
+            raise self.busy_problem(reason, "queue_places", self.slots_taken, self.slots)
+        self.slots_taken += 1
+        return QueueSlot(self, deadline)
 
-    def submit(self, function: Callable[[], T], place: Place | None) -> _Job:
-        """Queue a call; None: it is the server's own and takes nobody's place."""
+    def submit(self, function: Callable[[], Any], slot: QueueSlot | None = None) -> _Job:
+        """Queues a call. Its future yields the result and the seconds it waited.
+
+        Args:
+            function: the call.
+            slot: of the request that it belongs to; None for the server's own calls.
+        """
         if self._loop is None:
             raise RuntimeError("the worker was not started")
-        job = _Job(function, self._loop.create_future(), place)
+        job = _Job(function, self._loop.create_future(), slot)
         with self._changed:
             self._jobs.append(job)
             self._changed.notify()
         return job
 
-    def give_up(self, job: _Job) -> bool:
-        """Take a call back that has not begun; False when it has."""
+    def withdraw(self, job: _Job) -> bool:
+        """Takes a waiting call out of the queue; returns False if it has begun."""
         with self._changed:
             if job.function is None:
                 return False
@@ -146,18 +150,8 @@ class Worker:
             self._jobs.remove(job)
             return True
 
-    def reserve(self, num_bytes: int) -> None:
-        """Count bytes of a body that is about to be read.
-
-        Raises:
-            ProblemError: 429, the bodies in the server take too much memory already.
-        """
-        if self.bytes_taken + num_bytes > self.max_bytes and self.bytes_taken:
-            reason = f"the bodies in the server take {self.bytes_taken} bytes of {self.max_bytes}"
-            raise self._full(reason, "queue_bytes", self.bytes_taken + num_bytes, self.max_bytes)
-        self.bytes_taken += num_bytes
-
-    def _full(self, reason: str, argument: str, value: int, limit: int) -> ProblemError:
+    def busy_problem(self, reason: str, argument: str, value: int, limit: int) -> ProblemError:
+        """Returns the 429 of a request, with the time after which to come back."""
         seconds = min(_MAX_RETRY_SECONDS, max(0.02, self._mean_seconds * (self.waiting + 1)))
         return ProblemError(
             429,
@@ -173,9 +167,10 @@ class Worker:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._stopping)
-                if not self._jobs:
-                    return
+                while not self._jobs:
+                    if self.stopping:
+                        return
+                    self._changed.wait()
                 job = self._jobs.popleft()
                 function, job.function = job.function, None
                 self.busy = True
@@ -185,7 +180,7 @@ class Worker:
             try:
                 if function is not None:
                     result = function()
-            except BaseException as raised:  # it belongs to whoever waits for the call
+            except BaseException as raised:  # it belongs to whoever awaits the call
                 error = raised
             function = None
             seconds = time.perf_counter() - began
@@ -197,8 +192,8 @@ class Worker:
 
 
 def _finish(job: _Job, result: Any, error: BaseException | None, waited: float) -> None:
-    if job.place is not None:
-        job.place.finished()
+    if job.slot is not None:
+        job.slot.finished()
     if job.future.done():
         return
     if error is None:
@@ -207,10 +202,16 @@ def _finish(job: _Job, result: Any, error: BaseException | None, waited: float) 
         job.future.set_exception(error)
 
 
-class Place:
-    """A request's place in the server. Everything here but :meth:`check` runs on the event loop."""
+class QueueSlot:
+    """A request's slot of the admission queue. All but :meth:`check` runs on the event loop.
 
-    def __init__(self, worker: Worker) -> None:
+    Args:
+        worker: whose queue it is.
+        deadline: until when the request's call must have begun.
+    """
+
+    def __init__(self, worker: Worker, deadline: Deadline) -> None:
+        self.deadline = deadline
         self._worker = worker
         self._bytes = 0
         self._running = False
@@ -219,38 +220,46 @@ class Place:
         self._released = False
 
     def reserve(self, num_bytes: int) -> None:
-        """See :meth:`Worker.reserve`."""
-        self._worker.reserve(num_bytes)
+        """Counts bytes of the body before they are read.
+
+        Raises:
+            ProblemError: 429, the bodies in the server take too much memory already.
+        """
+        worker = self._worker
+        total = worker.bytes_taken + num_bytes
+        if total > worker.max_bytes and worker.bytes_taken:
+            reason = f"the bodies in the server take {worker.bytes_taken} bytes of {worker.max_bytes}"
+            raise worker.busy_problem(reason, "queue_bytes", total, worker.max_bytes)
+        worker.bytes_taken = total
         self._bytes += num_bytes
 
-    async def run(self, function: Callable[[], T], deadline: Deadline, receive: Receive) -> tuple[T, float]:
-        """Run a call on the device's thread.
+    async def run(self, function: Callable[[], T], receive: Receive) -> tuple[T, float]:
+        """Runs a call on the device's thread.
 
         Args:
             function: the call.
-            deadline: until when it must have begun.
-            receive: of the request whose body was read, to notice that the client went away.
+            receive: of the request, whose body was read: tells when its client disconnects.
 
         Returns:
-            What the call returned, and the seconds it waited.
+            The call's result, and the seconds it waited.
 
         Raises:
-            ProblemError: 504, the deadline passed first; or the client went away. The call was not run, or,
-                once it has begun, is finished and its result dropped.
+            ProblemError: 504, the deadline passed in the queue; or the client disconnected. The call was not
+                run, or, once begun, is finished and its result dropped.
         """
         job = self._worker.submit(function, self)
         self._running = True
         gone = asyncio.ensure_future(_disconnected(receive))
         waiting: set[asyncio.Future[Any]] = {job.future, gone}
         try:
-            await asyncio.wait(waiting, timeout=deadline.left(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=self.deadline.left(), return_when=asyncio.FIRST_COMPLETED)
             if not job.future.done() and not gone.done():
-                if self._give_up(job):
-                    raise deadline.problem("the deadline passed in the queue; nothing was done")
+                if self._withdraw(job):
+                    raise self.deadline.problem("the deadline passed in the queue; nothing was done")
                 await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if not job.future.done():
                 self._abandon(job)
-                raise _gone_away()
+                raise _client_gone()
             result: tuple[T, float] = job.future.result()
             return result
         except asyncio.CancelledError:
@@ -261,45 +270,45 @@ class Place:
             if not job.future.done():
                 job.future.cancel()
 
-    def check(self, deadline: Deadline) -> None:
-        """Called on the device's thread, between the parts of a call that has several.
+    def check(self) -> None:
+        """Ends a call of several parts between two of them; called on the device's thread.
 
         Raises:
-            ProblemError: 504, ``deadline`` has passed; or nobody waits for the answer any more.
+            ProblemError: 504, the deadline passed; or nobody waits for the answer any more.
         """
         if self._abandoned:
-            raise _gone_away()
-        if not deadline.left():
-            raise deadline.problem("the deadline passed between two runs; ask for fewer")
-
-    def _abandon(self, job: _Job) -> None:
-        self._abandoned = True
-        self._give_up(job)
-
-    def _give_up(self, job: _Job) -> bool:
-        given_up = self._worker.give_up(job)
-        if given_up:
-            self._running = False
-        return given_up
+            raise _client_gone()
+        if not self.deadline.left():
+            raise self.deadline.problem("the deadline passed between two runs; ask for fewer")
 
     def finished(self) -> None:
-        """The call is over."""
+        """Marks the call as over."""
         self._running = False
         self._free()
 
     def release(self) -> None:
-        """The request is over. The place is free once its call is, too."""
+        """Marks the request as over. The slot is free once its call is over, too."""
         self._held = False
         self._free()
+
+    def _abandon(self, job: _Job) -> None:
+        self._abandoned = True
+        self._withdraw(job)
+
+    def _withdraw(self, job: _Job) -> bool:
+        withdrawn = self._worker.withdraw(job)
+        if withdrawn:
+            self._running = False
+        return withdrawn
 
     def _free(self) -> None:
         if not self._held and not self._running and not self._released:
             self._released = True
-            self._worker.places_taken -= 1
+            self._worker.slots_taken -= 1
             self._worker.bytes_taken -= self._bytes
 
 
-def _gone_away() -> ProblemError:
+def _client_gone() -> ProblemError:
     return ProblemError(499, "disconnected", "the client went away before the answer")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from client import AsyncClient, AuthError, Client, LengthConflictError, ServerConnectionError
-from indexer import IndexerConfig, IndexScorer
-from indexer.case import read_case
+from indexer import IndexerConfig, IndexScorer, wire
+from indexer.case import encode_case, read_case
 from indexer.case.container import Array
 from indexer.oracle import run_oracle
 from indexer.pipeline import ScoreResult
@@ -22,7 +23,7 @@ from indexer.wire import ScoreReply
 from kernel.errors import InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from tests.client.conftest import MAX_BODY_BYTES, NUM_PAGES, OTHER_TOKEN, TOKEN
 from tests.support.cases import CUT
-from tests.support.http import normals, random_case
+from tests.support.http import binary, normals, random_case
 from tests.support.live_server import START_SECONDS, LiveServer
 
 SELECTIONS: tuple[dict[str, object], ...] = (
@@ -176,25 +177,26 @@ def test_what_the_server_says_of_itself(client: Client) -> None:
     assert {backend.name for backend in info.backends} >= {"cpu", "reference"}
 
 
-def test_records_have_the_members_that_the_server_writes() -> None:
-    from client import calls
-    from indexer import wire
-    from server import wire as answers
-
-    pairs: tuple[tuple[type, type], ...] = (
-        (calls.Health, answers.Alive),
-        (calls.Readiness, answers.Ready),
-        (calls.SequenceState, answers.SequenceInfo),
-        (calls.CacheState, answers.CacheInfo),
-        (calls.BackendState, answers.BackendInfo),
-        (calls.ServerLimits, answers.Limits),
-        (calls.ServerInfo, answers.Info),
-        (wire.StageMs, wire.StageMs),
-        (wire.Floor, wire.Floor),
-        (wire.Profile, answers.ProfileReply),
+def test_answers_have_the_members_of_their_records(server: LiveServer, client: Client) -> None:
+    sequence = client.add_sequence()
+    with server.client(TOKEN) as http:
+        answers = {path: http.get(path).json() for path in ("/healthz", "/readyz", "/v1/info", "/v1/cache")}
+        profile = http.post("/v1/profile?repeats=1", **binary(encode_case(read_case(CUT)))).json()
+    client.free_sequence(sequence)
+    pairs: tuple[tuple[type, dict[str, Any]], ...] = (
+        (wire.Alive, answers["/healthz"]),
+        (wire.Ready, answers["/readyz"]),
+        (wire.SequenceInfo, answers["/v1/cache"]["sequences"][0]),
+        (wire.CacheInfo, answers["/v1/cache"]),
+        (wire.BackendInfo, answers["/v1/info"]["backends"][0]),
+        (wire.Limits, answers["/v1/info"]["limits"]),
+        (wire.Info, answers["/v1/info"]),
+        (wire.StageMs, profile["stages"][0]),
+        (wire.Floor, profile["floor"]),
+        (wire.Profile, profile),
     )
-    for ours, theirs in pairs:
-        assert [field.name for field in dataclasses.fields(ours)] == list(theirs.model_fields)  # type: ignore[attr-defined]
+    for record, answer in pairs:
+        assert [field.name for field in dataclasses.fields(record)] == list(answer)
 
 
 def test_profile(client: Client) -> None:

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from indexer.case import Case, encode_case
+from indexer.case.container import encode_container
 from indexer.replay import flop
-from indexer.wire import SequencesCall, decode_reply, encode_container, encode_keys, encode_sequences_call
+from indexer.wire import PROBLEM_PREFIX, SequencesCall, decode_reply, encode_keys, encode_sequences_call
 from kernel.errors import CaseFileError
 from server.limits import (
     MAX_FLOP_CPU,
@@ -26,7 +27,7 @@ from server.limits import (
     call_flop,
     check_case,
 )
-from server.problems import TITLES, TYPE_PREFIX, ProblemError
+from server.problems import TITLES, ProblemError
 from tests.support.http import (
     BINARY,
     PROBLEM,
@@ -146,7 +147,7 @@ def _check(client: httpx.Client, path: str, body: bytes) -> None:
     assert reply.status_code in (404, 409, 422), (reply.status_code, body[:200])
     assert reply.headers["content-type"] == PROBLEM
     problem = reply.json()
-    assert problem["type"].removeprefix(TYPE_PREFIX) in TITLES
+    assert problem["type"].removeprefix(PROBLEM_PREFIX) in TITLES
     assert problem["argument"]
     assert len(reply.content) < 4000, "a message repeats no long value"
 

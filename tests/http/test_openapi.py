@@ -17,7 +17,7 @@ from indexer import IndexerConfig, IndexScorer, OutOfPagesError
 from indexer.case import encode_case
 from indexer.replay import as_tensor
 from indexer.wire import decode_reply, encode_keys
-from server.routes import _HTML
+from server.routes import _PAGE
 from tests.http.conftest import NUM_PAGES
 from tests.support.http import binary, make_sequence, normals, random_case, sequences_body
 from tests.support.live_server import LiveServer
@@ -138,9 +138,9 @@ def _dom(url: str, profile: Path) -> str:
 
 
 def test_the_page_asks_nobody_else() -> None:
-    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", _HTML)
-    assert "@import" not in _HTML
-    assert not re.search(r"url\(", _HTML)
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", _PAGE)
+    assert "@import" not in _PAGE
+    assert not re.search(r"url\(", _PAGE)
 
 
 def test_the_page_forbids_what_it_does_not_need(client: httpx.Client) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from indexer import IndexerConfig, IndexScorer
+from indexer.case.container import encode_container
 from indexer.replay import as_tensor
-from indexer.wire import decode_reply, encode_container, encode_keys
+from indexer.wire import decode_reply, encode_keys
 from tests.http.conftest import NUM_PAGES
 from tests.support.http import append, assert_problem, binary, make_sequence, normals, sequences_body
 from tests.support.live_server import LiveServer

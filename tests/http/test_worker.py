@@ -1,4 +1,4 @@
-"""The device's thread and its places: order, deadlines, disconnects, draining. Deterministic, no server."""
+"""The admission queue and the device's thread: order, deadlines, disconnects, draining. No server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Message
 
 from server.problems import ProblemError
-from server.worker import Deadline, Place, Worker
+from server.worker import Deadline, QueueSlot, Worker
 
 SOON = 30.0
 
@@ -34,11 +34,11 @@ def _blocked(release: threading.Event) -> Callable[[], str]:
     return call
 
 
-def run(scenario: Callable[[Worker], Awaitable[None]], places: int = 8, max_bytes: int = 1000) -> None:
+def run(scenario: Callable[[Worker], Awaitable[None]], slots: int = 8, max_bytes: int = 1000) -> None:
     """Run a scenario on a started worker and stop it."""
 
     async def main() -> None:
-        worker = Worker(places, max_bytes)
+        worker = Worker(slots, max_bytes)
         worker.start()
         try:
             await scenario(worker)
@@ -59,7 +59,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def _occupied(worker: Worker) -> AsyncIterator[None]:
     """The device is busy with a call, which ends behind the block."""
     release = threading.Event()
-    call = asyncio.ensure_future(worker.admit().run(_blocked(release), Deadline(SOON), _never))
+    call = asyncio.ensure_future(worker.admit(Deadline(SOON)).run(_blocked(release), _never))
     await _until(lambda: worker.busy)
     try:
         yield
@@ -77,7 +77,7 @@ def test_calls_run_one_at_a_time_in_order_on_one_thread() -> None:
             return number
 
         jobs = [
-            worker.admit().run(lambda number=number: call(number), Deadline(SOON), _never)  # type: ignore[misc]
+            worker.admit(Deadline(SOON)).run(lambda number=number: call(number), _never)  # type: ignore[misc]
             for number in range(8)
         ]
         results = await asyncio.gather(*jobs)
@@ -91,26 +91,26 @@ def test_calls_run_one_at_a_time_in_order_on_one_thread() -> None:
 
 def test_a_full_queue_says_when_to_come_back() -> None:
     async def scenario(worker: Worker) -> None:
-        places = [worker.admit(), worker.admit()]
+        slots = [worker.admit(Deadline(SOON)), worker.admit(Deadline(SOON))]
         with pytest.raises(ProblemError, match="places are taken") as raised:
-            worker.admit()
+            worker.admit(Deadline(SOON))
         assert raised.value.status == 429
         assert int(raised.value.headers["Retry-After"]) >= 1
         members = raised.value.members
         assert 0 < members["retry_after_seconds"] <= 30
         assert (members["argument"], members["value"], members["limit"]) == ("queue_places", 2, 2)
-        places[0].release()
-        places[0].release()
-        worker.admit()
+        slots[0].release()
+        slots[0].release()
+        worker.admit(Deadline(SOON))
         with pytest.raises(ProblemError):
-            worker.admit()
+            worker.admit(Deadline(SOON))
 
-    run(scenario, places=2)
+    run(scenario, slots=2)
 
 
 def test_bodies_are_bounded_together() -> None:
     async def scenario(worker: Worker) -> None:
-        first, second = worker.admit(), worker.admit()
+        first, second = worker.admit(Deadline(SOON)), worker.admit(Deadline(SOON))
         first.reserve(900)
         with pytest.raises(ProblemError, match="900 bytes of 1000") as raised:
             second.reserve(101)
@@ -126,7 +126,7 @@ def test_bodies_are_bounded_together() -> None:
 
 def test_a_single_body_may_exceed_the_bound_of_all() -> None:
     async def scenario(worker: Worker) -> None:
-        worker.admit().reserve(5000)
+        worker.admit(Deadline(SOON)).reserve(5000)
 
     run(scenario)
 
@@ -136,15 +136,15 @@ def test_a_call_past_its_deadline_is_not_run() -> None:
 
     async def scenario(worker: Worker) -> None:
         async with _occupied(worker):
-            second = worker.admit()
+            second = worker.admit(Deadline(0.05))
             with pytest.raises(ProblemError) as raised:
-                await second.run(lambda: ran.append(1), Deadline(0.05), _never)
+                await second.run(lambda: ran.append(1), _never)
             assert (raised.value.status, raised.value.kind) == (504, "deadline")
             members = raised.value.members
             assert (members["argument"], members["limit"]) == ("deadline_seconds", 0.05)
             assert members["value"] >= 0.05
             second.release()
-            assert worker.places_taken == 1
+            assert worker.slots_taken == 1
 
     run(scenario)
     assert not ran
@@ -153,7 +153,7 @@ def test_a_call_past_its_deadline_is_not_run() -> None:
 def test_a_call_that_has_begun_is_finished_after_its_deadline() -> None:
     async def scenario(worker: Worker) -> None:
         release = threading.Event()
-        call = asyncio.ensure_future(worker.admit().run(_blocked(release), Deadline(0.05), _never))
+        call = asyncio.ensure_future(worker.admit(Deadline(0.05)).run(_blocked(release), _never))
         await asyncio.sleep(0.2)
         assert not call.done()
         release.set()
@@ -162,42 +162,42 @@ def test_a_call_that_has_begun_is_finished_after_its_deadline() -> None:
     run(scenario)
 
 
-def test_a_client_that_goes_away_frees_its_place_and_its_call() -> None:
+def test_a_client_that_goes_away_frees_its_slot_and_its_call() -> None:
     ran: list[int] = []
 
     async def scenario(worker: Worker) -> None:
         async with _occupied(worker):
-            second = worker.admit()
+            second = worker.admit(Deadline(SOON))
             with pytest.raises(ProblemError) as raised:
-                await second.run(lambda: ran.append(1), Deadline(SOON), _gone)
+                await second.run(lambda: ran.append(1), _gone)
             assert raised.value.kind == "disconnected"
             assert worker.waiting == 0
             second.release()
-            assert worker.places_taken == 1
+            assert worker.slots_taken == 1
 
     run(scenario)
     assert not ran
 
 
-def test_a_running_call_keeps_its_place_though_its_client_is_gone() -> None:
+def test_a_running_call_keeps_its_slot_though_its_client_is_gone() -> None:
     async def scenario(worker: Worker) -> None:
         release = threading.Event()
-        place = worker.admit()
+        slot = worker.admit(Deadline(SOON))
         leave = asyncio.Event()
 
         async def receive() -> Message:
             await leave.wait()
             return {"type": "http.disconnect"}
 
-        call = asyncio.ensure_future(place.run(_blocked(release), Deadline(SOON), receive))
+        call = asyncio.ensure_future(slot.run(_blocked(release), receive))
         await _until(lambda: worker.busy)
         leave.set()
         with pytest.raises(ProblemError, match="went away"):
             await call
-        place.release()
-        assert worker.places_taken == 1, "the device is still busy with it"
+        slot.release()
+        assert worker.slots_taken == 1, "the device is still busy with it"
         release.set()
-        await _until(lambda: worker.places_taken == 0)
+        await _until(lambda: worker.slots_taken == 0)
 
     run(scenario)
 
@@ -205,10 +205,10 @@ def test_a_running_call_keeps_its_place_though_its_client_is_gone() -> None:
 def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
     parts: list[str] = []
 
-    def call(place: Place, deadline: Deadline, begun: threading.Event) -> Callable[[], None]:
+    def call(slot: QueueSlot, begun: threading.Event) -> Callable[[], None]:
         def work() -> None:
             for _ in range(1000):
-                place.check(deadline)
+                slot.check()
                 parts.append("part")
                 begun.set()
                 time.sleep(0.02)
@@ -216,22 +216,21 @@ def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
         return work
 
     async def scenario(worker: Worker) -> None:
-        late = worker.admit()
-        deadline = Deadline(0.1)
+        late = worker.admit(Deadline(0.1))
         with pytest.raises(ProblemError, match="between two runs") as raised:
-            await late.run(call(late, deadline, threading.Event()), deadline, _never)
+            await late.run(call(late, threading.Event()), _never)
         assert raised.value.status == 504
-        left, begun = worker.admit(), threading.Event()
+        left, begun = worker.admit(Deadline(SOON)), threading.Event()
 
         async def receive() -> Message:
             await asyncio.to_thread(begun.wait, SOON)
             return {"type": "http.disconnect"}
 
         with pytest.raises(ProblemError, match="went away"):
-            await left.run(call(left, Deadline(SOON), begun), Deadline(SOON), receive)
-        for place in (late, left):
-            place.release()
-        await _until(lambda: worker.places_taken == 0)
+            await left.run(call(left, begun), receive)
+        for slot in (late, left):
+            slot.release()
+        await _until(lambda: worker.slots_taken == 0)
 
     run(scenario)
     assert 0 < len(parts) < 1000
@@ -242,7 +241,7 @@ def test_a_cancelled_request_takes_its_call_back() -> None:
 
     async def scenario(worker: Worker) -> None:
         async with _occupied(worker):
-            second = asyncio.ensure_future(worker.admit().run(lambda: ran.append(1), Deadline(SOON), _never))
+            second = asyncio.ensure_future(worker.admit(Deadline(SOON)).run(lambda: ran.append(1), _never))
             await asyncio.sleep(0.02)
             second.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -257,10 +256,10 @@ def test_errors_reach_their_own_call_only() -> None:
         def fails() -> None:
             raise KeyError("mine")
 
-        good, bad = (worker.admit() for _ in range(2))
+        good, bad = (worker.admit(Deadline(SOON)) for _ in range(2))
         results = await asyncio.gather(
-            bad.run(fails, Deadline(SOON), _never),
-            good.run(lambda: 7, Deadline(SOON), _never),
+            bad.run(fails, _never),
+            good.run(lambda: 7, _never),
             return_exceptions=True,
         )
         assert isinstance(results[0], KeyError)
@@ -275,8 +274,8 @@ def test_stopping_runs_what_waits() -> None:
         worker = Worker(8, 1000)
         worker.start()
         release = threading.Event()
-        first = asyncio.ensure_future(worker.admit().run(_blocked(release), Deadline(SOON), _never))
-        second = asyncio.ensure_future(worker.admit().run(lambda: 2, Deadline(SOON), _never))
+        first = asyncio.ensure_future(worker.admit(Deadline(SOON)).run(_blocked(release), _never))
+        second = asyncio.ensure_future(worker.admit(Deadline(SOON)).run(lambda: 2, _never))
         await _until(lambda: worker.waiting == 1)
         stopping = asyncio.ensure_future(worker.stop(SOON))
         await asyncio.sleep(0.02)
@@ -293,8 +292,8 @@ def test_stopping_does_not_wait_for_ever() -> None:
         worker = Worker(8, 1000)
         worker.start()
         release = threading.Event()
-        place: Place = worker.admit()
-        call = asyncio.ensure_future(place.run(_blocked(release), Deadline(SOON), _never))
+        slot = worker.admit(Deadline(SOON))
+        call = asyncio.ensure_future(slot.run(_blocked(release), _never))
         await _until(lambda: worker.busy)
         assert not await worker.stop(0.05)
         release.set()
