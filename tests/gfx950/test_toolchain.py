@@ -20,8 +20,8 @@ from flydsl._mlir.dialects import llvm
 from flydsl.compiler.jit_function import MlirCompiler
 from flydsl.expr.typing import T, as_ir_value
 
-from kernel.backends.flydsl import kernel_cache, ops, toolchain
-from kernel.backends.flydsl.ahead import compile_ahead
+from kernel.backends.flydsl import jit, kernel_cache, ops, toolchain
+from kernel.backends.flydsl.jit import compile_ahead
 from kernel.backends.flydsl.launch import CompiledKernels
 from kernel.errors import CompileError, DeviceUnavailableError
 from kernel.gfx950.hip import simulated_device
@@ -76,7 +76,7 @@ def test_it_does_not_compile_each_time(
     monkeypatch.setenv("COMPILE_ONLY", "1")
     for _ in range(2):
         with pytest.raises(CompileError, match=rf"^kernel refused does not compile: .*{reason}"):
-            compile_ahead(_launcher("refused", value), "refused", [0])
+            compile_ahead(_launcher("refused", value), "refused")
     assert not list(cache.rglob("*.pkl"))
 
 
@@ -98,7 +98,7 @@ def test_long_output_is_kept_in_a_file(cache: Path, capfd: pytest.CaptureFixture
         os.write(2, b"error: too long\n" + b"line\n" * 5000)
 
     with pytest.raises(CompileError, match=r"too long; .* is in ") as found:
-        kernel_cache._checked("some", lower)
+        jit._checked("some", lower)
     assert capfd.readouterr().err == ""
     kept = Path(found.value.output)
     assert kept.read_text().count("line\n") == 5000
@@ -106,18 +106,18 @@ def test_long_output_is_kept_in_a_file(cache: Path, capfd: pytest.CaptureFixture
 
 
 def test_warnings_are_written_behind(capfd: pytest.CaptureFixture[str]) -> None:
-    assert kernel_cache._checked("some", lambda: os.write(2, b"warning: no error: none\n")) == 24
+    assert jit._checked("some", lambda: os.write(2, b"warning: no error: none\n")) == 24
     assert capfd.readouterr().err == "warning: no error: none\n"
 
 
 def test_threads_leave_the_compiler_as_it_was(cache: Path) -> None:
     def compile_too() -> None:
-        with kernel_cache.raised("second"):
+        with jit.raised("second"):
             pass
 
     before = MlirCompiler.compile
     other = threading.Thread(target=compile_too)
-    with kernel_cache.raised("first"):
+    with jit.raised("first"):
         other.start()
         time.sleep(0.2)  # the other waits for its turn
     other.join()

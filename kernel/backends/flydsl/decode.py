@@ -23,29 +23,21 @@ lengths and page ids read from memory are not believed, and nothing is read or w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
-from pathlib import Path
-from typing import cast
-
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl.expr.typing import T
 
-from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.ahead import compile_ahead
 from kernel.backends.flydsl.decode_page import (
     LDS_BYTES,
     LUT_AT,
     MAX_ROWS,
     STAGED_LDS_BYTES,
     TRIP_BLOCKS,
-    DecodeArguments,
     PageScorer,
     RegisterPages,
     StagedPages,
+    late,
 )
 from kernel.backends.flydsl.decode_share import (
     RequestOutput,
@@ -54,8 +46,10 @@ from kernel.backends.flydsl.decode_share import (
     clear_spread_maxima,
     store_spread_maxima,
 )
-from kernel.backends.flydsl.geometry import DEFAULT_LAYOUT, Layout
+from kernel.backends.flydsl.geometry import Layout
+from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value
+from kernel.backends.flydsl.signatures import DecodeArguments, Launch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 
 # A wave's blocks of one request: the ring of pages in flight, the diagonal. See ``score_decode.py``.
@@ -81,12 +75,12 @@ class RequestScorer:
         self.heads, self.log_heads = heads, heads.bit_length() - 1
         self.arguments, self.share, self.part, self.page = arguments, share, part, page
         self.minus_infinity = d.f32(float("-inf"))
-        self.local_blocks = arguments.late("local_blocks")
+        self.local_blocks = late("local_blocks")
         self.rows = d.minimum(part.query_len, MAX_ROWS // heads) * heads
         self.position = part.seq_len - part.query_len
-        known = d.below(part.table_row, arguments.late("table_height"))
+        known = d.below(part.table_row, late("table_height"))
         row = fx.Int32(d.select(known, part.table_row, d.i32(0)))
-        self.table_row = arguments.late("table") + d.wide(row) * d.wide(arguments.late("table_width")) * 4
+        self.table_row = late("table") + d.wide(row) * d.wide(late("table_width")) * 4
 
     def run(self) -> None:
         """Score the wave's blocks of the request."""
@@ -176,10 +170,10 @@ class RequestScorer:
     def _load_queries(self) -> list[Value]:
         """32 bytes of this lane's row; rows past the end repeat the last one."""
         row = self.part.query_start * self.heads + d.minimum(self.share.row(), self.rows - 1)
-        last = self.arguments.late("total_q") * self.heads - 1
+        last = late("total_q") * self.heads - 1
         row = fx.Int32(d.select(d.below(row, last), row, last))
         address = d.wide(row) * HEAD_DIM + d.wide(self.share.quarter() * (HEAD_DIM // 4))
-        base = d.offset(d.pointer(self.arguments.late("q"), d.GLOBAL), address)
+        base = d.offset(d.pointer(late("q"), d.GLOBAL), address)
         return [d.load(4, d.offset(base, geo.OPERAND_BYTES * half)) for half in range(2)]
 
     def _page_id(self, block: fx.Int32) -> Value:
@@ -271,133 +265,12 @@ def trace(
     store_spread_maxima(share)
 
 
-def build(heads: int, layout: Layout) -> Callable[..., None]:
-    """The FlyDSL launcher for ``heads`` index heads.
-
-    Returns:
-        A function of :class:`DecodeArguments`' fields in order, the number of workgroups and a stream.
-    """
-
-    @flyc.kernel(name=geometry.decode_name(heads, layout), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
-    def kernel(
-        q: fx.Int64,
-        pages: fx.Int64,
-        page_stride: fx.Int64,
-        lut: fx.Int64,
-        scores: fx.Int64,
-        score_head_stride: fx.Int64,
-        score_token_stride: fx.Int64,
-        maxima: fx.Int64,
-        maxima_head_stride: fx.Int64,
-        maxima_token_stride: fx.Int64,
-        table: fx.Int64,
-        table_rows: fx.Int64,
-        query_starts: fx.Int64,
-        query_ends: fx.Int64,
-        seq_lens: fx.Int64,
-        table_height: fx.Int32,
-        table_width: fx.Int32,
-        batch: fx.Int32,
-        total_q: fx.Int32,
-        num_pages: fx.Int32,
-        score_blocks: fx.Int32,
-        fill_end: fx.Int32,
-        init_blocks: fx.Int32,
-        local_blocks: fx.Int32,
-        log_workgroups: fx.Int32,
-    ) -> None:
-        arguments = DecodeArguments(
-            q,
-            pages,
-            page_stride,
-            lut,
-            scores,
-            score_head_stride,
-            score_token_stride,
-            maxima,
-            maxima_head_stride,
-            maxima_token_stride,
-            table,
-            table_rows,
-            query_starts,
-            query_ends,
-            seq_lens,
-            table_height,
-            table_width,
-            batch,
-            total_q,
-            num_pages,
-            score_blocks,
-            fill_end,
-            init_blocks,
-            local_blocks,
-            log_workgroups,
-        )
-        trace(heads, layout, arguments, fx.block_idx.x, fx.thread_idx.x)
-
-    @flyc.jit  # type: ignore[untyped-decorator]
-    def score_decode(
-        q: fx.Int64,
-        pages: fx.Int64,
-        page_stride: fx.Int64,
-        lut: fx.Int64,
-        scores: fx.Int64,
-        score_head_stride: fx.Int64,
-        score_token_stride: fx.Int64,
-        maxima: fx.Int64,
-        maxima_head_stride: fx.Int64,
-        maxima_token_stride: fx.Int64,
-        table: fx.Int64,
-        table_rows: fx.Int64,
-        query_starts: fx.Int64,
-        query_ends: fx.Int64,
-        seq_lens: fx.Int64,
-        table_height: fx.Int32,
-        table_width: fx.Int32,
-        batch: fx.Int32,
-        total_q: fx.Int32,
-        num_pages: fx.Int32,
-        score_blocks: fx.Int32,
-        fill_end: fx.Int32,
-        init_blocks: fx.Int32,
-        local_blocks: fx.Int32,
-        log_workgroups: fx.Int32,
-        workgroups: fx.Int32,
-        stream: fx.Stream,
-    ) -> None:
-        kernel(
-            q,
-            pages,
-            page_stride,
-            lut,
-            scores,
-            score_head_stride,
-            score_token_stride,
-            maxima,
-            maxima_head_stride,
-            maxima_token_stride,
-            table,
-            table_rows,
-            query_starts,
-            query_ends,
-            seq_lens,
-            table_height,
-            table_width,
-            batch,
-            total_q,
-            num_pages,
-            score_blocks,
-            fill_end,
-            init_blocks,
-            local_blocks,
-            log_workgroups,
-            value_attrs={"rocdl.waves_per_eu": geo.WAVES_PER_SIMD},
-        ).launch(grid=(workgroups, 1, 1), block=(geo.THREADS, 1, 1), stream=stream)
-
-    return cast("Callable[..., None]", score_decode)
-
-
-def compile_for(heads: int, objects: Path | None = None, layout: Layout = DEFAULT_LAYOUT) -> str:
-    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
-    numbers = [*[0] * len(fields(DecodeArguments)), 1]
-    return compile_ahead(build(heads, layout), geometry.decode_name(heads, layout), numbers, objects)
+def build(heads: int, layout: Layout) -> Launch:
+    """The launcher for ``heads`` heads: of :class:`DecodeArguments`, the number of workgroups, a stream."""
+    return launcher(
+        "score_decode",
+        geo.decode_name(heads, layout),
+        DecodeArguments,
+        lambda arguments: trace(heads, layout, arguments, fx.block_idx.x, fx.thread_idx.x),
+        waves_per_simd=geo.WAVES_PER_SIMD,
+    )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import flydsl.expr as fx
@@ -23,7 +22,9 @@ from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import ops as d
+from kernel.backends.flydsl import signatures
 from kernel.backends.flydsl.ops import Value
+from kernel.backends.flydsl.signatures import DecodeArguments, formats
 from kernel.contract import CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
 
 # The arguments and sizes of the decode scorer. See ``score_decode.py``.
@@ -48,56 +49,15 @@ REQUESTS_AT = PLACES_AT + SPREAD_GROUPS * PLACE_BYTES
 LDS_BYTES = REQUESTS_AT + geo.THREADS * REQUEST_BYTES
 
 
-@dataclass(frozen=True)
-class DecodeArguments:
-    """The kernel's arguments, in order; addresses in bytes, strides in cells unless they say bytes."""
+def late(name: str) -> Any:
+    """An argument of the kernel, read from its argument segment here and now.
 
-    q: fx.Int64
-    pages: fx.Int64
-    page_stride: fx.Int64
-    lut: fx.Int64
-    scores: fx.Int64
-    score_head_stride: fx.Int64
-    score_token_stride: fx.Int64
-    maxima: fx.Int64
-    """0 where no maxima are wanted."""
-    maxima_head_stride: fx.Int64
-    maxima_token_stride: fx.Int64
-    table: fx.Int64
-    table_rows: fx.Int64
-    """Row of the block table of each request, int32; so are the next three."""
-    query_starts: fx.Int64
-    query_ends: fx.Int64
-    seq_lens: fx.Int64
-    table_height: fx.Int32
-    table_width: fx.Int32
-    batch: fx.Int32
-    total_q: fx.Int32
-    num_pages: fx.Int32
-    score_blocks: fx.Int32
-    """Columns of the scores."""
-    fill_end: fx.Int32
-    """Column before which cells past a request's blocks get ``-inf``; 0 for none."""
-    init_blocks: fx.Int32
-    local_blocks: fx.Int32
-    log_workgroups: fx.Int32
-
-    @staticmethod
-    def late(name: str) -> Any:
-        """An argument read from the kernel's argument segment here and now.
-
-        All 40 words of them do not fit the scalar registers beside what the loop needs: those that are used
-        before or after it only are read when they are.
-        """
-        at = 0
-        for field in fields(DecodeArguments):
-            wide = field.type == "fx.Int64"
-            at += -at % (8 if wide else 4)
-            if field.name == name:
-                words = d.scalar_load(2 if wide else 1, _segment() + at)
-                return fx.Int64(llvm.BitcastOp(T.i64, words).result) if wide else fx.Int32(words)
-            at += 8 if wide else 4
-        raise AttributeError(name)
+    All 40 words do not fit the scalar registers beside the loop's: what is used only before or after the loop
+    is read there.
+    """
+    is_64 = formats(DecodeArguments)[name] == "q"
+    words = d.scalar_load(2 if is_64 else 1, _segment() + signatures.offset(DecodeArguments, name))
+    return fx.Int64(llvm.BitcastOp(T.i64, words).result) if is_64 else fx.Int32(words)
 
 
 def _segment() -> fx.Int64:

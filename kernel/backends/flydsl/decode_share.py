@@ -33,9 +33,10 @@ from kernel.backends.flydsl.decode_page import (
     REQUESTS_AT,
     SPREAD_GROUPS,
     TRIP_BLOCKS,
-    DecodeArguments,
+    late,
 )
 from kernel.backends.flydsl.ops import Value, ballot, count_lanes, lane_value, prefix_sum
+from kernel.backends.flydsl.signatures import DecodeArguments
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 from kernel.plan import MAXIMA_BLOCKS
@@ -205,7 +206,7 @@ class Share:
 
         def from_memory() -> list[Value]:
             names = ("table_rows", "query_starts", "query_ends", "seq_lens")
-            return [d.scalar_load(1, self.arguments.late(name) + d.wide(number) * 4) for name in names]
+            return [d.scalar_load(1, late(name) + d.wide(number) * 4) for name in names]
 
         return d.if_else(kept < geo.LANES, [T.i32] * _FIELDS, from_lds, from_memory)
 
@@ -279,12 +280,11 @@ class RequestOutput:
         self.past = d.shift_right_signed(row_position, 7) + 1 - quarter
         self.diagonal_block = d.shift_right_signed(row_position + 1, 7) - quarter
         token = part.query_start + d.shift_right(row, self.log_heads)
-        self.live = (row < rows) & d.below(token, arguments.late("total_q"))
+        self.live = (row < rows) & d.below(token, late("total_q"))
         self.scores_at = d.pointer(self._row_at("score", row, token) + d.wide(quarter) * 4, d.GLOBAL)
 
     def _row_at(self, kind: Literal["score", "maxima"], row: Value, token: Value) -> fx.Int64:
         """Address of the first cell of a row."""
-        late = self.arguments.late
         cell = d.wide(row & self.head_mask) * late(f"{kind}_head_stride")
         cell = cell + d.wide(token) * late(f"{kind}_token_stride")
         return fx.Int64(late("scores" if kind == "score" else kind) + cell * 4)
@@ -340,7 +340,7 @@ class RequestOutput:
         score = d.select(self.diagonal_block == block, self.diagonal, score)
         init_blocks = self.arguments.init_blocks - block
         score = d.select(self.share.quarter() < init_blocks, d.f32(INIT_SCORE), score)
-        local_end = block + self.arguments.late("local_blocks")
+        local_end = block + late("local_blocks")
         score = d.select(self.past <= local_end, d.f32(LOCAL_SCORE), score)
         return d.select(self.past <= block, self.minus_infinity, score)
 
@@ -375,7 +375,7 @@ class RequestOutput:
     # ---- past the request's blocks ----
     def fill(self) -> None:
         """-inf from the request's blocks to ``fill_end``, by the wave of its last block."""
-        part, fill_end = self.part, self.arguments.late("fill_end")
+        part, fill_end = self.part, late("fill_end")
 
         def fill_row(row: fx.Int32, _: list[Value]) -> list[Value]:
             token = part.query_start + d.shift_right(row, self.log_heads)
@@ -397,7 +397,7 @@ class RequestOutput:
                 end = d.select(self.share.wants_maxima, groups[1], groups[0])
                 fill_columns("maxima", groups[0], end)
 
-            d.if_then(d.below(token, self.arguments.late("total_q")), fill_both)
+            d.if_then(d.below(token, late("total_q")), fill_both)
             return []
 
         last = part.has(part.num_blocks - 1, self.share.spread) & (part.num_blocks < fill_end)

@@ -192,7 +192,6 @@ def kernel_names() -> tuple[str, ...]:
 
 # The insert kernels' division of work. Needs no FlyDSL.
 
-INSERT_GEOMETRY_THREADS = 256
-KEYS_PER_WORKGROUP = INSERT_GEOMETRY_THREADS // GROUPS
+KEYS_PER_WORKGROUP = THREADS // GROUPS
 LOAD_BYTES = 16
 """Keys are loaded in pieces of so many bytes, aligned to them."""

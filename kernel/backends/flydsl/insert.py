@@ -11,21 +11,19 @@ Floor: 256 bytes of a bfloat16 key and 8 of its slot in, 72 out: 65,536 keys are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.ahead import compile_ahead
-from kernel.backends.flydsl.geometry import INSERT_GEOMETRY_THREADS, KEYS_PER_WORKGROUP, LOAD_BYTES, KeyType
+from kernel.backends.flydsl.geometry import KEYS_PER_WORKGROUP, LOAD_BYTES, KeyType
+from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value
+from kernel.backends.flydsl.signatures import InsertArguments, Launch
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUP_DIMS, GROUPS
 from kernel.nvfp4 import E4M3_MAX, MIN_SCALE
 
@@ -159,19 +157,6 @@ def _float(bits: Value) -> Value:
 _CODE_BYTES_A_GROUP = GROUP_DIMS // 2
 
 
-@dataclass(frozen=True)
-class KernelArguments:
-    """The kernel's arguments, in order; addresses and strides in bytes."""
-
-    keys: fx.Int64
-    key_stride: fx.Int64
-    slots: fx.Int64
-    pages: fx.Int64
-    page_stride: fx.Int64
-    num_slots: fx.Int64
-    num_keys: fx.Int32
-
-
 class GroupWriter:
     """Traces the kernel's body: this lane's group of a key.
 
@@ -183,7 +168,7 @@ class GroupWriter:
     """
 
     def __init__(
-        self, key_type: KeyType, arguments: KernelArguments, workgroup: d.Value, thread: d.Value
+        self, key_type: KeyType, arguments: InsertArguments, workgroup: d.Value, thread: d.Value
     ) -> None:
         self.key_type, self.arguments = key_type, arguments
         self.key = workgroup * KEYS_PER_WORKGROUP + d.shift_right(thread, 3)
@@ -217,46 +202,11 @@ class GroupWriter:
         d.store(arith.trunci(T.i8, scale), d.offset(page, d.i64(unit + CODE_BYTES)), 1)
 
 
-def build(key_type: KeyType) -> Callable[..., None]:
-    """The FlyDSL launcher for keys of a type.
-
-    Returns:
-        A function of :class:`KernelArguments`' fields in order, the number of workgroups and a stream.
-    """
-
-    @flyc.kernel(name=geometry.insert_name(key_type), known_block_size=[INSERT_GEOMETRY_THREADS, 1, 1])  # type: ignore[untyped-decorator]
-    def kernel(
-        keys: fx.Int64,
-        key_stride: fx.Int64,
-        slots: fx.Int64,
-        pages: fx.Int64,
-        page_stride: fx.Int64,
-        num_slots: fx.Int64,
-        num_keys: fx.Int32,
-    ) -> None:
-        arguments = KernelArguments(keys, key_stride, slots, pages, page_stride, num_slots, num_keys)
-        GroupWriter(key_type, arguments, fx.block_idx.x, fx.thread_idx.x).run()
-
-    @flyc.jit  # type: ignore[untyped-decorator]
-    def insert(
-        keys: fx.Int64,
-        key_stride: fx.Int64,
-        slots: fx.Int64,
-        pages: fx.Int64,
-        page_stride: fx.Int64,
-        num_slots: fx.Int64,
-        num_keys: fx.Int32,
-        workgroups: fx.Int32,
-        stream: fx.Stream,
-    ) -> None:
-        kernel(keys, key_stride, slots, pages, page_stride, num_slots, num_keys).launch(
-            grid=(workgroups, 1, 1), block=(INSERT_GEOMETRY_THREADS, 1, 1), stream=stream
-        )
-
-    return cast("Callable[..., None]", insert)
-
-
-def compile_for(key_type: KeyType, objects: Path | None = None) -> str:
-    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
-    numbers = [*[0] * len(fields(KernelArguments)), 1]
-    return compile_ahead(build(key_type), geometry.insert_name(key_type), numbers, objects)
+def build(key_type: KeyType) -> Launch:
+    """The launcher for keys of a type: of :class:`InsertArguments`, the number of workgroups, a stream."""
+    return launcher(
+        "insert",
+        geometry.insert_name(key_type),
+        InsertArguments,
+        lambda arguments: GroupWriter(key_type, arguments, fx.block_idx.x, fx.thread_idx.x).run(),
+    )

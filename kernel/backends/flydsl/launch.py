@@ -1,4 +1,9 @@
-"""Launching the prefill scorer: the plan, the packed arguments, the compiled kernels."""
+"""Launching the kernels from the host: arguments from tensors, grids, the chunks of a large launch.
+
+A kernel and its host launcher are two files because a process with a kernel library has no FlyDSL, which the
+kernels' files (``prefill.py``, ``decode.py``, ``topk.py``, ``insert.py``) import at the top. What both sides
+share is in ``geometry.py`` and ``signatures.py``.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,13 @@ from kernel.backends.flydsl.geometry import (
 )
 from kernel.backends.flydsl.kernel_library import LibraryKernels
 from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.backends.flydsl.signatures import (
+    DecodeArguments,
+    InsertArguments,
+    Launch,
+    PrefillArguments,
+    TopkArguments,
+)
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
@@ -32,8 +44,6 @@ from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, PlanCache
 
 # The kernels of one launcher: the kernel library's, else compiled at their first launch.
 
-Launch = Callable[..., None]
-"""A kernel's launch: its arguments in order, the stream last as ``fx.Stream``."""
 Key = TypeVar("Key", bound=Hashable)
 _Key = TypeVar("_Key", bound=Hashable, contravariant=True)
 
@@ -99,12 +109,11 @@ class CompiledKernels(Generic[Key]):
                 with self._compiling:
                     kernel = self._kernels.get(key)
                     if kernel is None:
-                        import flydsl.compiler as flyc
+                        from kernel.backends.flydsl.jit import compiled
 
-                        name = self._name_of(key)
-                        with kernel_cache.compiling(name), kernel_cache.raised(name):
-                            # launches, and returns the same launch without tracing
-                            self._kernels[key] = flyc.compile(self._build(key), *arguments, fx.Stream(stream))
+                        self._kernels[key] = compiled(
+                            self._build(key), self._name_of(key), *arguments, fx.Stream(stream)
+                        )
                         return
             kernel(*arguments, fx.Stream(stream))
 
@@ -162,16 +171,14 @@ class PrefillLauncher:
         tensors = [q, batch.pages, lut, scores, batch.block_table, work]
         if maxima is not None:
             tensors.append(maxima)
-        operands = operand_arguments(batch, q, lut, scores, maxima)
         for chunk in launches(plan.num_items):
-            arguments = (
-                *operands,
-                work.data_ptr() + 4 * WORK_ITEM_DWORDS * chunk.start,
-                batch.init_blocks,
-                batch.local_blocks,
-                len(chunk),
+            arguments = PrefillArguments(
+                **_operands(batch, q, lut, scores, maxima),
+                work=work.data_ptr() + 4 * WORK_ITEM_DWORDS * chunk.start,
+                init_blocks=batch.init_blocks,
+                local_blocks=batch.local_blocks,
             )
-            self._kernels.launch(batch.num_heads, tensors, *arguments)
+            self._kernels.launch(batch.num_heads, tensors, *arguments, len(chunk))
 
 
 def _build(heads: int) -> Launch:
@@ -180,10 +187,10 @@ def _build(heads: int) -> Launch:
     return prefill.build(heads)
 
 
-def operand_arguments(
+def _operands(
     batch: ScoreBatch, q: torch.Tensor, lut: torch.Tensor, scores: torch.Tensor, maxima: torch.Tensor | None
-) -> tuple[int, ...]:
-    """The arguments that both scorers begin with, up to the block table.
+) -> dict[str, int]:
+    """The arguments that both scorers take.
 
     Args:
         batch: the call, but for its queries and LUT.
@@ -192,17 +199,26 @@ def operand_arguments(
         scores: written.
         maxima: written, if any are wanted.
     """
-    return (
-        q.data_ptr(),
-        batch.pages.data_ptr(),
-        batch.pages.stride(0),
-        lut.data_ptr(),
-        scores.data_ptr(),
-        scores.stride(0),
-        scores.stride(1),
-        *((0, 0, 0) if maxima is None else (maxima.data_ptr(), maxima.stride(0), maxima.stride(1))),
-        batch.block_table.data_ptr(),
+    return {
+        "q": q.data_ptr(),
+        "pages": batch.pages.data_ptr(),
+        "page_stride": batch.pages.stride(0),
+        "lut": lut.data_ptr(),
+        **_rows("score", "scores", scores),
+        **_rows("maxima", "maxima", maxima),
+        "table": batch.block_table.data_ptr(),
+    }
+
+
+def _rows(kind: str, name: str, rows: torch.Tensor | None, first: int = 0) -> dict[str, int]:
+    """Arguments of a ``[H, total_q, _]`` tensor of 4-byte cells: address of row ``[0, first]``, strides in
+    cells; 0 for None."""
+    address, head, token = (
+        (0, 0, 0)
+        if rows is None
+        else (rows.data_ptr() + 4 * first * rows.stride(1), rows.stride(0), rows.stride(1))
     )
+    return {name: address, f"{kind}_head_stride": head, f"{kind}_token_stride": token}
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
@@ -326,26 +342,25 @@ class DecodeLauncher:
             num_requests, min(columns, width), maxima is not None, self._device.compute_units
         )
         q, lut = aligned(batch.q), aligned(batch.lut)
-        numbers = (requests.table_rows, requests.query_starts, requests.query_ends, requests.seq_lens)
-        tensors = [q, batch.pages, lut, scores, batch.block_table, *numbers]
+        numbers = vars(requests)
+        tensors = [q, batch.pages, lut, scores, batch.block_table, *numbers.values()]
         if maxima is not None:
             tensors.append(maxima)
-        arguments = (
-            *operand_arguments(batch, q, lut, scores, maxima),
-            *(tensor.data_ptr() for tensor in numbers),
-            height,
-            width,
-            num_requests,
-            batch.total_q,
-            batch.pages.shape[0],
-            columns,
-            columns if fill else 0,
-            min(batch.init_blocks, columns),
-            min(batch.local_blocks, columns),
-            log_workgroups,
-            1 << log_workgroups,
+        arguments = DecodeArguments(
+            **_operands(batch, q, lut, scores, maxima),
+            **{name: tensor.data_ptr() for name, tensor in numbers.items()},
+            table_height=height,
+            table_width=width,
+            batch=num_requests,
+            total_q=batch.total_q,
+            num_pages=batch.pages.shape[0],
+            score_blocks=columns,
+            fill_end=columns if fill else 0,
+            init_blocks=min(batch.init_blocks, columns),
+            local_blocks=min(batch.local_blocks, columns),
+            log_workgroups=log_workgroups,
         )
-        self._kernels.launch(batch.num_heads, tensors, *arguments)
+        self._kernels.launch(batch.num_heads, tensors, *arguments, 1 << log_workgroups)
 
 
 def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) -> int:
@@ -431,19 +446,17 @@ class TopkLauncher:
         rows = WAVES * variant.rows_per_wave
         for first in range(0, tokens, _MAX_LAUNCH_TOKENS):
             num = min(tokens - first, _MAX_LAUNCH_TOKENS)
-            arguments = (
-                *_place(scores, first),
-                *(_place(maxima, first) if maxima is not None else (0, 0, 0)),
-                num_blocks.data_ptr() + 4 * first,
-                *_place(written, first),
-                columns,
-                num,
-                k,
-                int(order == "block"),
-                -(-num // rows),
-                heads,
+            arguments = TopkArguments(
+                **_rows("score", "scores", scores, first),
+                **_rows("maxima", "maxima", maxima, first),
+                num_blocks=num_blocks.data_ptr() + 4 * first,
+                **_rows("id", "block_ids", written, first),
+                columns=columns,
+                num_tokens=num,
+                k=k,
+                ascending=int(order == "block"),
             )
-            self._kernels.launch(variant, [*tensors, written], *arguments)
+            self._kernels.launch(variant, [*tensors, written], *arguments, -(-num // rows), heads)
         if written is not block_ids:
             block_ids.copy_(written)
 
@@ -456,11 +469,6 @@ def _topk_launch_build(variant: Variant) -> Launch:
     from kernel.backends.flydsl import topk
 
     return topk.build(variant)
-
-
-def _place(rows: torch.Tensor, first: int) -> tuple[int, int, int]:
-    """Address of a tensor's row ``[0, first]``, and its strides in cells."""
-    return rows.data_ptr() + 4 * first * rows.stride(1), rows.stride(0), rows.stride(1)
 
 
 def _with_rows_of_cells(rows: torch.Tensor) -> torch.Tensor:
@@ -499,17 +507,17 @@ class InsertLauncher:
         key_stride = keys.stride(0) * key_bytes
         for first in range(0, keys.shape[0], _MAX_LAUNCH_KEYS):
             num = min(keys.shape[0] - first, _MAX_LAUNCH_KEYS)
-            arguments = (
-                keys.data_ptr() + first * key_stride,
-                key_stride,
-                slots.data_ptr() + 8 * first,
-                pages.data_ptr(),
-                pages.stride(0),
-                pages.shape[0] * BLOCK_TOKENS,
-                num,
-                -(-num // KEYS_PER_WORKGROUP),
+            arguments = InsertArguments(
+                keys=keys.data_ptr() + first * key_stride,
+                key_stride=key_stride,
+                slots=slots.data_ptr() + 8 * first,
+                pages=pages.data_ptr(),
+                page_stride=pages.stride(0),
+                num_slots=pages.shape[0] * BLOCK_TOKENS,
+                num_keys=num,
             )
-            self._kernels.launch(KeyType.of(keys.dtype), [keys, pages, slots], *arguments)
+            workgroups = -(-num // KEYS_PER_WORKGROUP)
+            self._kernels.launch(KeyType.of(keys.dtype), [keys, pages, slots], *arguments, workgroups)
 
 
 def _insert_launch_build(key_type: KeyType) -> Launch:

@@ -32,46 +32,23 @@ one block a trip.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import cast
+from dataclasses import dataclass
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl.expr.typing import T
 
-from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.ahead import compile_ahead
+from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value
 from kernel.backends.flydsl.prefill_block import BlockScorer, StartValue, every_tile, score_unaligned_diagonal
+from kernel.backends.flydsl.signatures import Launch, PrefillArguments
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS
 
 # One workgroup's work item: its query rows, the walk over its blocks, sentinels and stores. See
 # ``score_prefill.py``.
-
-
-@dataclass(frozen=True)
-class KernelArguments:
-    """The kernel's arguments, in order; addresses in bytes, strides in cells unless they say bytes."""
-
-    q: fx.Int64
-    pages: fx.Int64
-    page_stride: fx.Int64
-    lut: fx.Int64
-    scores: fx.Int64
-    score_head_stride: fx.Int64
-    score_token_stride: fx.Int64
-    maxima: fx.Int64
-    maxima_head_stride: fx.Int64
-    maxima_token_stride: fx.Int64
-    table: fx.Int64
-    work: fx.Int64
-    init_blocks: fx.Int32
-    local_blocks: fx.Int32
 
 
 @dataclass
@@ -105,7 +82,7 @@ class ItemScorer:
         thread: number of this lane in the workgroup.
     """
 
-    def __init__(self, heads: int, arguments: KernelArguments, workgroup: Value, thread: Value) -> None:
+    def __init__(self, heads: int, arguments: PrefillArguments, workgroup: Value, thread: Value) -> None:
         self.heads, self.log_heads = heads, heads.bit_length() - 1
         self.arguments = arguments
         self.thread = thread
@@ -416,89 +393,17 @@ class ItemScorer:
         d.for_range(end, self.fill_end, STORE_BLOCKS, [], fill)
 
 
-def build(heads: int) -> Callable[..., None]:
-    """The FlyDSL launcher for ``heads`` index heads.
+def build(heads: int) -> Launch:
+    """The launcher for ``heads`` heads: of :class:`PrefillArguments`, the number of work items, a stream."""
 
-    Returns:
-        A function of :class:`KernelArguments`' fields in order, the number of work items and a stream.
-    """
-
-    @flyc.kernel(name=geometry.prefill_name(heads), known_block_size=[geo.THREADS, 1, 1])  # type: ignore[untyped-decorator]
-    def kernel(
-        q: fx.Int64,
-        pages: fx.Int64,
-        page_stride: fx.Int64,
-        lut: fx.Int64,
-        scores: fx.Int64,
-        score_head_stride: fx.Int64,
-        score_token_stride: fx.Int64,
-        maxima: fx.Int64,
-        maxima_head_stride: fx.Int64,
-        maxima_token_stride: fx.Int64,
-        table: fx.Int64,
-        work: fx.Int64,
-        init_blocks: fx.Int32,
-        local_blocks: fx.Int32,
-    ) -> None:
-        arguments = KernelArguments(
-            q,
-            pages,
-            page_stride,
-            lut,
-            scores,
-            score_head_stride,
-            score_token_stride,
-            maxima,
-            maxima_head_stride,
-            maxima_token_stride,
-            table,
-            work,
-            init_blocks,
-            local_blocks,
-        )
+    def trace(arguments: PrefillArguments) -> None:
         ItemScorer(heads, arguments, fx.block_idx.x, fx.thread_idx.x).run()
 
-    @flyc.jit  # type: ignore[untyped-decorator]
-    def score_prefill(
-        q: fx.Int64,
-        pages: fx.Int64,
-        page_stride: fx.Int64,
-        lut: fx.Int64,
-        scores: fx.Int64,
-        score_head_stride: fx.Int64,
-        score_token_stride: fx.Int64,
-        maxima: fx.Int64,
-        maxima_head_stride: fx.Int64,
-        maxima_token_stride: fx.Int64,
-        table: fx.Int64,
-        work: fx.Int64,
-        init_blocks: fx.Int32,
-        local_blocks: fx.Int32,
-        num_items: fx.Int32,
-        stream: fx.Stream,
-    ) -> None:
-        kernel(
-            q,
-            pages,
-            page_stride,
-            lut,
-            scores,
-            score_head_stride,
-            score_token_stride,
-            maxima,
-            maxima_head_stride,
-            maxima_token_stride,
-            table,
-            work,
-            init_blocks,
-            local_blocks,
-            value_attrs={"rocdl.waves_per_eu": geo.WAVES_PER_SIMD},
-        ).launch(grid=(num_items, 1, 1), block=(geo.THREADS, 1, 1), stream=stream)
-
-    return cast("Callable[..., None]", score_prefill)
-
-
-def compile_for(heads: int, objects: Path | None = None) -> str:
-    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
-    numbers = [*[0] * (len(fields(KernelArguments)) - 2), 0, 1, 1]
-    return compile_ahead(build(heads), geometry.prefill_name(heads), numbers, objects)
+    return launcher(
+        "score_prefill",
+        geo.prefill_name(heads),
+        PrefillArguments,
+        trace,
+        grid=("num_items",),
+        waves_per_simd=geo.WAVES_PER_SIMD,
+    )

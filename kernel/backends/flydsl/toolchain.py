@@ -19,6 +19,7 @@ from pathlib import Path
 from kernel.backends.flydsl import geometry, kernel_cache
 from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType
 from kernel.backends.flydsl.runtime import TARGET
+from kernel.backends.flydsl.signatures import Launch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
@@ -226,17 +227,23 @@ def _compilers(objects: Path | None = None) -> dict[str, Callable[[], str]]:
     """What compiles each kernel, by its name, which it returns."""
     prepare()
     from kernel.backends.flydsl import decode, insert, prefill, topk
+    from kernel.backends.flydsl.jit import compile_ahead
 
-    return {
-        **{geometry.prefill_name(h): partial(prefill.compile_for, h, objects) for h in SUPPORTED_HEADS},
+    builds: dict[str, Callable[[], Launch]] = {
+        **{geometry.prefill_name(h): partial(prefill.build, h) for h in SUPPORTED_HEADS},
         **{
-            geometry.decode_name(h, layout): partial(decode.compile_for, h, objects, layout)
+            geometry.decode_name(h, layout): partial(decode.build, h, layout)
             for layout in LAYOUTS
             for h in SUPPORTED_HEADS
         },
-        **{variant.name: partial(topk.compile_for, variant, objects) for variant in VARIANTS},
-        **{geometry.insert_name(one): partial(insert.compile_for, one, objects) for one in KeyType},
+        **{variant.name: partial(topk.build, variant) for variant in VARIANTS},
+        **{geometry.insert_name(key_type): partial(insert.build, key_type) for key_type in KeyType},
     }
+
+    def compile_kernel(name: str, build: Callable[[], Launch]) -> str:
+        return compile_ahead(build(), name, objects)
+
+    return {name: partial(compile_kernel, name, build) for name, build in builds.items()}
 
 
 @contextmanager

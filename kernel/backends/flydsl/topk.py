@@ -25,20 +25,18 @@ ids a row are 8.6 to 12.9 us; the scores alone, 16 KB a row, 67 us. 250 vector i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import cast
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-import flydsl.compiler as flyc
 import flydsl.expr as fx
 from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.ahead import compile_ahead
-from kernel.backends.flydsl.geometry import LANES, NO_GROUP, THREADS, WAVES, Variant
+from kernel.backends.flydsl.geometry import LANES, NO_GROUP, WAVES, Variant
+from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value, any_lane, ballot, median, of_lane, wave_sync
+from kernel.backends.flydsl.signatures import Launch, TopkArguments
 from kernel.backends.flydsl.topk_candidates import (
     LEAST_BOUND,
     NO_COLUMN,
@@ -275,26 +273,6 @@ def _with(key: Value, maxima: Sequence[Value]) -> list[Value]:
     return [greatest] if len(maxima) == 1 else [greatest, median(key, maxima[0], maxima[1])]
 
 
-@dataclass(frozen=True)
-class KernelArguments:
-    """The kernel's arguments, in order; addresses in bytes, strides in cells."""
-
-    scores: fx.Int64
-    score_head_stride: fx.Int64
-    score_token_stride: fx.Int64
-    maxima: fx.Int64
-    maxima_head_stride: fx.Int64
-    maxima_token_stride: fx.Int64
-    num_blocks: fx.Int64
-    block_ids: fx.Int64
-    id_head_stride: fx.Int64
-    id_token_stride: fx.Int64
-    columns: fx.Int32
-    num_tokens: fx.Int32
-    k: fx.Int32
-    ascending: fx.Int32
-
-
 class WaveRows:
     """Traces the kernel's body: the rows of this wave.
 
@@ -308,7 +286,7 @@ class WaveRows:
     def __init__(
         self,
         variant: Variant,
-        arguments: KernelArguments,
+        arguments: TopkArguments,
         workgroup: tuple[d.Value, d.Value],
         thread: d.Value,
     ) -> None:
@@ -371,91 +349,17 @@ class WaveRows:
         return base + (d.wide(self.head) * head_stride + d.wide(token) * token_stride) * 4
 
 
-def build(variant: Variant) -> Callable[..., None]:
-    """The FlyDSL launcher of a kernel.
+def build(variant: Variant) -> Launch:
+    """The launcher of a kernel: of :class:`TopkArguments`, the workgroups of a head, the heads, a stream."""
 
-    Returns:
-        A function of :class:`KernelArguments`' fields in order, the number of workgroups a head, the number
-        of heads and a stream.
-    """
-
-    @flyc.kernel(name=variant.name, known_block_size=[THREADS, 1, 1])  # type: ignore[untyped-decorator]
-    def kernel(
-        scores: fx.Int64,
-        score_head_stride: fx.Int64,
-        score_token_stride: fx.Int64,
-        maxima: fx.Int64,
-        maxima_head_stride: fx.Int64,
-        maxima_token_stride: fx.Int64,
-        num_blocks: fx.Int64,
-        block_ids: fx.Int64,
-        id_head_stride: fx.Int64,
-        id_token_stride: fx.Int64,
-        columns: fx.Int32,
-        num_tokens: fx.Int32,
-        k: fx.Int32,
-        ascending: fx.Int32,
-    ) -> None:
-        arguments = KernelArguments(
-            scores,
-            score_head_stride,
-            score_token_stride,
-            maxima,
-            maxima_head_stride,
-            maxima_token_stride,
-            num_blocks,
-            block_ids,
-            id_head_stride,
-            id_token_stride,
-            columns,
-            num_tokens,
-            k,
-            ascending,
-        )
+    def trace(arguments: TopkArguments) -> None:
         WaveRows(variant, arguments, (fx.block_idx.x, fx.block_idx.y), fx.thread_idx.x).run()
 
-    @flyc.jit  # type: ignore[untyped-decorator]
-    def topk(
-        scores: fx.Int64,
-        score_head_stride: fx.Int64,
-        score_token_stride: fx.Int64,
-        maxima: fx.Int64,
-        maxima_head_stride: fx.Int64,
-        maxima_token_stride: fx.Int64,
-        num_blocks: fx.Int64,
-        block_ids: fx.Int64,
-        id_head_stride: fx.Int64,
-        id_token_stride: fx.Int64,
-        columns: fx.Int32,
-        num_tokens: fx.Int32,
-        k: fx.Int32,
-        ascending: fx.Int32,
-        workgroups: fx.Int32,
-        heads: fx.Int32,
-        stream: fx.Stream,
-    ) -> None:
-        kernel(
-            scores,
-            score_head_stride,
-            score_token_stride,
-            maxima,
-            maxima_head_stride,
-            maxima_token_stride,
-            num_blocks,
-            block_ids,
-            id_head_stride,
-            id_token_stride,
-            columns,
-            num_tokens,
-            k,
-            ascending,
-            value_attrs={"rocdl.waves_per_eu": 3} if variant.most_groups is None else None,
-        ).launch(grid=(workgroups, heads, 1), block=(THREADS, 1, 1), stream=stream)
-
-    return cast("Callable[..., None]", topk)
-
-
-def compile_for(variant: Variant, objects: Path | None = None) -> str:
-    """See :func:`kernel.backends.flydsl.ahead.compile_ahead`."""
-    numbers = [*[0] * len(fields(KernelArguments)), 1, 1]
-    return compile_ahead(build(variant), variant.name, numbers, objects)
+    return launcher(
+        "topk",
+        variant.name,
+        TopkArguments,
+        trace,
+        grid=("workgroups", "heads"),
+        waves_per_simd=3 if variant.most_groups is None else None,
+    )

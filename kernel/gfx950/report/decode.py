@@ -73,7 +73,7 @@ _LOCAL_BLOCKS = 1
 _SEQ_LEN = _BLOCKS * BLOCK_TOKENS - 50
 _PAGES = 16
 _ARGUMENTS = struct.Struct("<15q10i")
-"""The kernel's arguments (:class:`kernel.backends.flydsl.decode_page.DecodeArguments`)."""
+"""The kernel's arguments (:class:`kernel.backends.flydsl.signatures.DecodeArguments`)."""
 
 
 @dataclass(frozen=True)

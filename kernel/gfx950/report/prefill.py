@@ -45,7 +45,7 @@ POSITIONS = (10 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 8, 2 * BLOCK_TOKENS + 64)
 _PAGES = 16
 _THREADS = 256
 _ARGUMENTS = struct.Struct("<12q2i")
-"""The kernel's arguments (:class:`kernel.backends.flydsl.prefill.KernelArguments`)."""
+"""The kernel's arguments (:class:`kernel.backends.flydsl.signatures.PrefillArguments`)."""
 
 
 @dataclass(frozen=True)
