@@ -25,6 +25,7 @@ from tests.client.conftest import MAX_BODY_BYTES, NUM_PAGES, OTHER_TOKEN, TOKEN
 from tests.support.cases import CUT
 from tests.support.http import binary, normals, random_case
 from tests.support.live_server import START_SECONDS, LiveServer
+from tests.support.process import printed_by
 
 SELECTIONS: tuple[dict[str, object], ...] = (
     {},
@@ -298,3 +299,41 @@ def test_a_warming_server_is_waited_for_and_a_gone_one_is_told() -> None:
         sequence = client.add_sequence()
     with Client(server.url) as client, pytest.raises(ServerConnectionError):
         client.append_keys(sequence, normals(1, 128), start=0)
+
+
+# Remote work needs no torch.
+
+USE = """
+import sys
+import numpy as np
+from client import AsyncClient, Client
+from indexer.case import read_case
+
+with Client(sys.argv[1], token=sys.argv[2]) as client:
+    sequence = client.add_sequence()
+    client.append_keys(sequence, np.ones((200, 128), np.float32))
+    assert client.score(np.ones((2, 4, 128), np.float32), [sequence]).scores.shape == (4, 2, 2)
+    client.free_sequence(sequence)
+    assert client.score_case(read_case(sys.argv[3])).block_ids.shape == (4, 27, 3)
+    client.profile(read_case(sys.argv[3]), repeats=1)
+    client.info(), client.cache(), client.ready(), client.health()
+assert "torch" not in sys.modules
+"""
+COMMAND = """
+import sys
+from client.cli import app
+try:
+    app(sys.argv[1:])
+except SystemExit as end:
+    assert end.code == 0, end.code
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_client_imports_no_torch(server: LiveServer) -> None:
+    printed_by("-c", USE, server.url, TOKEN, CUT)
+
+
+@pytest.mark.parametrize("words", [["score"], ["profile", "--repeats=1"], ["bench", "--seconds=0.1"]])
+def test_remote_commands_import_no_torch(words: list[str], server: LiveServer) -> None:
+    assert printed_by("-c", COMMAND, *words, CUT, "--url", server.url, "--token", TOKEN)
