@@ -49,7 +49,7 @@ def run_oracle(case: Case) -> OracleResult:
     batch = _batch(case)
     shape = (batch.num_heads, batch.total_q, batch.num_score_blocks)
     scores = torch.empty(shape, dtype=torch.float32, device="cpu")
-    ReferenceBackend().score_prefill(batch, scores)
+    ReferenceBackend().score(batch, scores)
     return OracleResult(scores.numpy(), score_bounds(batch), select(scores.numpy(), case))
 
 

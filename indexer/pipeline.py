@@ -147,10 +147,6 @@ def named_for_queries(q: torch.Tensor) -> Iterator[None]:
         yield
 
 
-MAX_DECODE_QUERIES = 16
-"""Queries of a request up to which reading its pages costs more than scoring them."""
-
-
 def score_and_select(
     backend: Backend,
     batch: ScoreBatch,
@@ -187,7 +183,7 @@ def score_and_select(
                 backend.select(batch, block_ids, order)
         else:
             with times.stage("score"):
-                score_requests(backend, batch, scores)
+                backend.score(batch, scores)
             with times.stage("topk"):
                 backend.topk(scores, num_blocks, block_ids, order)
     return ScoreResult(
@@ -198,13 +194,3 @@ def score_and_select(
         precision=backend.precision,
         timings=times,
     )
-
-
-def score_requests(backend: Backend, batch: ScoreBatch, scores: torch.Tensor) -> None:
-    """Score a batch into ``[H, total_q, S]`` float32, each request by the operation made for its length."""
-    decode = [request for request in batch.requests if 0 < request.query_len <= MAX_DECODE_QUERIES]
-    prefill = [request for request in batch.requests if request.query_len > MAX_DECODE_QUERIES]
-    if decode:
-        backend.score_decode(batch.subset(decode), scores)
-    if prefill:
-        backend.score_prefill(batch.subset(prefill), scores)

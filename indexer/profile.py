@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from indexer.case import Case
-from indexer.pipeline import MAX_DECODE_QUERIES, StageTimes
+from indexer.pipeline import StageTimes
 from indexer.replay import CaseScorer, flop
 from indexer.wire import Floor, Profile, StageMs
 from kernel.batch import Request
@@ -226,6 +226,8 @@ def _trace(scorer: CaseScorer, case: Case, scores: bool) -> dict[str, Any]:
 
 # How evenly the gfx950 launch plan of a call keeps its workgroups busy: a prediction, no GPU is needed.
 
+MAX_DECODE_QUERIES = 16
+"""Queries up to which a request is decoded rather than planned."""
 COMPUTE_UNITS = 256
 """Of an MI350X and an MI355X."""
 WORKGROUPS_PER_COMPUTE_UNIT = 2

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from indexer.pipeline import score_requests
 from indexer.scorer import ScoreCall
 from kernel.backends.base import Backend, Order
 from kernel.backends.cpu.topk import ABSENT, best, pack_blocks, unpack
@@ -304,7 +303,7 @@ class ShareScorer:
                     init_blocks=0,
                     local_blocks=0,
                 )
-                score_requests(self._backend, batch, scores)
+                self._backend.score(batch, scores)
             rows = self._finish(scores, chunks, call)
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise InvalidArgumentError(

@@ -27,6 +27,10 @@ class Backend(Protocol):
     name: str
     device: torch.device
     precision: Precision
+    max_decode_queries: int
+    """Queries up to which a request is decoded: scored by a kernel that reads its pages once and is bound by
+    memory, where its heads' rows fit that kernel. 0 for a backend with one path. Either path gives the same
+    bits."""
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise keys to NVFP4 and scatter them into pages.
@@ -38,7 +42,7 @@ class Backend(Protocol):
         """
         ...
 
-    def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """Score every row of the batch's requests.
 
         ``score = max over the causal tokens of the block of q . k``; sentinels as the contract has them;
@@ -49,10 +53,6 @@ class Backend(Protocol):
             scores: ``[H, total_q, S]`` float32, any strides with ``stride(2) == 1``; all ``S`` cells of a
                 row of the batch's requests are written, other rows are left alone.
         """
-        ...
-
-    def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """:meth:`score_prefill` for requests of few queries (up to 16), bound by memory. Same bits."""
         ...
 
     def topk(

@@ -168,10 +168,10 @@ def measure_speed(rounds: int, cache_bytes: int) -> dict[str, Timing]:
                 lambda: torch.mm(next(key_sets), rows.t(), out=product.view(KEYS, -1)),
             ),
             f"torch.mm, {SQUARE} cubed": (2.0 * SQUARE**3, lambda: torch.mm(left, right, out=square)),
-            "score": (flop, lambda: backend.score_prefill(next(next_batch), scores)),
+            "score": (flop, lambda: backend.score(next(next_batch), scores)),
             "top-k of scores": (flop, lambda: backend.topk(scores, num_blocks, block_ids, "score")),
             "select": (flop, lambda: backend.select(next(next_batch), block_ids, "score")),
-            "oracle": (flop, lambda: oracle.score_prefill(next(next_batch), scores)),
+            "oracle": (flop, lambda: oracle.score(next(next_batch), scores)),
         },
         rounds,
     )
@@ -191,7 +191,7 @@ def long_context(keep_scores: bool) -> tuple[float, float]:
     block_ids = torch.empty(HEADS, LONG_QUERIES, TOPK, dtype=torch.int32)
     if keep_scores:
         scores = torch.empty(HEADS, LONG_QUERIES, batch.num_score_blocks)
-        backend.score_decode(batch, scores)
+        backend.score(batch, scores)
         backend.topk(scores, batch.num_blocks_per_query(), block_ids, "score")
     else:
         backend.select(batch, block_ids, "score")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -14,18 +16,20 @@ from tests.support.compare import (
     oracle_scores,
     scores_of,
     selection_of,
+    without_decode,
 )
 
 
-@pytest.mark.parametrize("method", ["score_prefill", "score_decode"])
+@pytest.mark.parametrize("decode", [False, True])
 @pytest.mark.parametrize("heads", [1, 4])
-def test_scores_go_to_the_cells_of_a_strided_buffer_only(backend: Backend, heads: int, method: str) -> None:
+def test_scores_go_to_the_cells_of_a_strided_buffer_only(backend: Backend, heads: int, decode: bool) -> None:
     """Any strides with stride(2) == 1: what lies between rows and heads and around the buffer stays."""
     lengths = [(300, 16), (0, 0), (129, 1), (1, 1), (2305, 3)]
     call = random_call(lengths, heads, seed=21)
     expected = oracle_scores(call, columns=20)
     storage = torch.full((heads + 2, call.total_q + 4, 33), UNTOUCHED, device=backend.device)
-    getattr(backend, method)(call.batch(backend.device), storage[1:-1, 2:-2, 5:25])
+    with nullcontext() if decode else without_decode(backend):
+        backend.score(call.batch(backend.device), storage[1:-1, 2:-2, 5:25])
     whole = torch.full(storage.shape, UNTOUCHED)
     whole[1:-1, 2:-2, 5:25] = expected
     assert_same_bits(storage.cpu(), whole)
@@ -36,7 +40,8 @@ def test_scores_go_to_a_token_major_buffer(backend: Backend) -> None:
     call = random_call(RAGGED, 4, seed=22)
     batch = call.batch(backend.device)
     storage = torch.full((call.total_q, 4, batch.num_score_blocks), UNTOUCHED, device=backend.device)
-    backend.score_prefill(batch, storage.transpose(0, 1))
+    with without_decode(backend):
+        backend.score(batch, storage.transpose(0, 1))
     assert_same_bits(storage.cpu().transpose(0, 1).contiguous(), oracle_scores(call))
 
 
@@ -49,7 +54,8 @@ def test_rows_of_requests_left_out_stay_untouched(backend: Backend, kept: list[i
     expected = torch.full((2, call.total_q, batch.num_score_blocks), UNTOUCHED)
     expected_ids = torch.full((2, call.total_q, 5), UNTOUCHED_ID, dtype=torch.int32)
     scores, block_ids = expected.to(backend.device), expected_ids.to(backend.device)
-    backend.score_prefill(subset, scores)
+    with without_decode(backend):
+        backend.score(subset, scores)
     backend.select(subset, block_ids, "score")
     oracle, ids = oracle_scores(call), selection_of(backend, call, 5)
     for request in subset.requests:
@@ -92,8 +98,9 @@ def test_scoring_reads_only(backend: Backend) -> None:
     inputs = (batch.q.view(torch.uint8), batch.pages, batch.block_table, batch.lut)
     before = [tensor.cpu().clone() for tensor in inputs]
     scores = torch.empty(4, call.total_q, batch.num_score_blocks, device=backend.device)
-    backend.score_prefill(batch, scores)
-    backend.score_decode(batch.subset(batch.requests[5:7]), scores)
+    with without_decode(backend):
+        backend.score(batch, scores)
+    backend.score(batch.subset(batch.requests[5:7]), scores)
     backend.select(batch, torch.empty(4, call.total_q, 16, dtype=torch.int32, device=backend.device), "score")
     for tensor, old in zip(inputs, before, strict=True):
         assert_same_bits(tensor.cpu(), old)

@@ -160,7 +160,7 @@ def test_no_rows(backend: Backend) -> None:
 @pytest.mark.parametrize("values", ["exact", "inexact"])
 @pytest.mark.parametrize("order", ["score", "block"])
 def test_gives_what_scores_and_topk_give(backend: Backend, heads: int, values: Values, order: Order) -> None:
-    """select is score_prefill and topk: the same ids from the same bits."""
+    """select is score and topk: the same ids from the same bits."""
     call = random_call(RAGGED, heads, seed=31, values=values).forcing(1, 1)
     num_blocks = call.batch().num_blocks_per_query()
     expected = topk_of(backend, scores_of(backend, call), num_blocks, 16, order)

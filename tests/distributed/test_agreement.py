@@ -156,7 +156,7 @@ def operations(requests: int) -> int:
 
 
 def test_operations_do_not_grow_with_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("indexer.distributed.share.score_requests", lambda *_: None)
+    monkeypatch.setattr("kernel.backends.cpu.CpuBackend.score", lambda *_: None)
     assert operations(100) == operations(3)
 
 

@@ -325,7 +325,7 @@ def test_a_setting_chooses(value: str | None, kernel: str, monkeypatch: pytest.M
         monkeypatch.setenv(VARIABLE, value)
     call = random_call([(300, 1)], 4)
     scores = torch.full((4, 1, call.batch().num_score_blocks), float("nan"))
-    flydsl_sim.create(None, "exact").score_decode(call.batch(), scores)
+    flydsl_sim.create(None, "exact").score(call.batch(), scores)
     assert simulated_device().launches[-1].kernel == f"score_decode_h4{kernel}"
     assert_same_bits(scores, oracle_scores(call))
 

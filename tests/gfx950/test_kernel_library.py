@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +30,7 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchEr
 from kernel.gfx950.hip import SimulatedDevice, simulated_device
 from tests.gfx950 import compiled
 from tests.support.calls import Call, random_call
-from tests.support.compare import assert_same_bits
+from tests.support.compare import assert_same_bits, without_decode
 from tests.support.process import printed_by
 from tests.support.score_program import SCORE
 
@@ -81,13 +82,14 @@ Both = Callable[[Callable[[FlydslBackend], torch.Tensor]], tuple[torch.Tensor, t
 def scores_of(one: FlydslBackend | ReferenceBackend, call: Call, *, decode: bool = False) -> torch.Tensor:
     batch = call.batch()
     scores = torch.full((call.num_heads, call.total_q, batch.num_score_blocks), float("nan"))
-    (one.score_decode if decode else one.score_prefill)(batch, scores)
+    with nullcontext() if decode else without_decode(one):
+        one.score(batch, scores)
     return scores
 
 
 @pytest.mark.parametrize("decode", [False, True])
 def test_scores(both: Both, decode: bool) -> None:
-    """``score_prefill`` sends everything to the prefill kernel, ``score_decode`` few rows to the other."""
+    """Without decode everything goes to the prefill kernel, with it few rows to the other."""
     call = random_call(MIXED, 4, seed=3).forcing(1, 1)
     found, compiled = both(lambda one: scores_of(one, call, decode=decode))
     assert_same_bits(found, compiled)
@@ -399,6 +401,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 FULL = """
 import resource, sys
+from contextlib import nullcontext
 from pathlib import Path
 from kernel.backends.flydsl.library_export import export_library
 from kernel.errors import DeviceUnavailableError

@@ -14,7 +14,7 @@ from server.serve import main
 
 SLOW_QUERIES = 77
 SLOW_SECONDS = float(os.environ.get("SLOW_SERVER_SECONDS", "1.5"))
-_right = CpuBackend.score_prefill
+_right = CpuBackend.score
 
 
 def _slow(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
@@ -27,5 +27,5 @@ def _slow(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    CpuBackend.score_prefill = _slow  # type: ignore[method-assign]
+    CpuBackend.score = _slow  # type: ignore[method-assign]
     sys.exit(main())

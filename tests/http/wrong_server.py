@@ -10,7 +10,7 @@ from kernel.backends.cpu.backend import CpuBackend
 from kernel.batch import ScoreBatch
 from server.serve import main
 
-_right = CpuBackend.score_prefill
+_right = CpuBackend.score
 
 
 def _wrong(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
@@ -19,6 +19,5 @@ def _wrong(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
 
 
 if __name__ == "__main__":
-    for operation in ("score_prefill", "score_decode"):
-        setattr(CpuBackend, operation, _wrong)
+    CpuBackend.score = _wrong  # type: ignore[method-assign]
     sys.exit(main())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,7 +22,7 @@ def oracle_scores(call: Call, columns: int | None = None) -> torch.Tensor:
     scores = torch.full(
         (call.num_heads, call.total_q, batch.num_score_blocks if columns is None else columns), float("nan")
     )
-    ReferenceBackend().score_prefill(batch, scores)
+    ReferenceBackend().score(batch, scores)
     return scores
 
 
@@ -102,23 +104,34 @@ UNTOUCHED = -777.25
 """What score buffers hold before a call: no score of any test."""
 UNTOUCHED_ID = -777
 DECODE_QUERIES = 16
-"""Most queries of a request that ``score_decode`` takes."""
+"""Most queries of a request that a backend decodes."""
+
+
+@contextmanager
+def without_decode(backend: Backend) -> Iterator[None]:
+    """Makes a backend score every request as prefill."""
+    most, backend.max_decode_queries = backend.max_decode_queries, 0
+    try:
+        yield
+    finally:
+        backend.max_decode_queries = most
 
 
 def scores_of(backend: Backend, call: Call, columns: int | None = None) -> torch.Tensor:
     """The scores ``[H, total_q, columns]`` on the host, from prefill; decode must give the same bits.
 
-    Rows of few queries are scored again by ``score_decode``, which must leave the others untouched.
+    Requests of few queries are scored again as the backend does by itself; other rows must stay untouched.
     """
     batch = call.batch(backend.device)
     shape = (call.num_heads, call.total_q, batch.num_score_blocks if columns is None else columns)
     scores = torch.full(shape, UNTOUCHED, device=backend.device)
-    backend.score_prefill(batch, scores)
+    with without_decode(backend):
+        backend.score(batch, scores)
     scores = scores.cpu()
 
     few = [request for request in batch.requests if request.query_len <= DECODE_QUERIES]
     decoded = torch.full(shape, UNTOUCHED, device=backend.device)
-    backend.score_decode(batch.subset(few), decoded)
+    backend.score(batch.subset(few), decoded)
     expected = torch.full(shape, UNTOUCHED)
     for request in few:
         rows = slice(request.query_start, request.query_start + request.query_len)

@@ -280,7 +280,7 @@ def test_score_buffers_of_other_strides() -> None:
     backend, batch = CpuBackend(), call.batch()
     scores = scores_of(backend, call, columns=9)
     token_major = torch.full((203, 4, 11), torch.nan)
-    backend.score_prefill(batch, token_major.transpose(0, 1)[:, :, 1:10])
+    backend.score(batch, token_major.transpose(0, 1)[:, :, 1:10])
     assert_same_bits(token_major.transpose(0, 1)[:, :, 1:10], scores)
     assert bool(token_major[:, :, (0, 10)].isnan().all())
 
@@ -309,7 +309,7 @@ def test_batches_without_rows(queries: list[int]) -> None:
         local_blocks=1,
     )
     scores, block_ids = torch.empty(4, 0, 3), torch.empty(4, 0, 16, dtype=torch.int32)
-    CpuBackend().score_prefill(batch, scores)
+    CpuBackend().score(batch, scores)
     CpuBackend().select(batch, block_ids, "score")
 
 

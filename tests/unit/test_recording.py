@@ -128,7 +128,7 @@ def test_a_capture_scores_as_the_engine_does_and_holds_no_page_too_many(
     scores = torch.full((call.num_heads, call.total_q, batch.num_score_blocks), -torch.inf)
     from kernel.backends.reference import ReferenceBackend
 
-    ReferenceBackend().score_prefill(batch, scores)
+    ReferenceBackend().score(batch, scores)
     again = load_case(case, "reference").score().scores
     assert again is not None
     torch.testing.assert_close(again, scores, rtol=0, atol=0)

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from indexer import BackendUnavailableError, IndexerConfig, IndexScorer, InvalidArgumentError
-from indexer.pipeline import MAX_DECODE_QUERIES, StageTimes
+from indexer.pipeline import StageTimes
 from kernel.backends.base import Order
 from kernel.backends.cpu import CpuBackend
-from kernel.batch import ScoreBatch
+from kernel.batch import Request, ScoreBatch
 from kernel.contract import PAGE_BYTES
+from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
 from tests.support.scorer_state import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
 
@@ -299,7 +300,7 @@ def test_scores_that_do_not_fit_are_refused_with_the_remedy(
     assert_same_bits(scorer.score(q, [seq], return_scores=False).block_ids, ids)
 
 
-def test_long_requests_take_prefill_and_short_ones_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_is_given_all_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = new_scorer()
     seqs = filled(scorer)
     lengths: dict[str, list[int]] = {}
@@ -313,14 +314,25 @@ def test_long_requests_take_prefill_and_short_ones_decode(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(CpuBackend, name, call)
 
-    for name in ("score_prefill", "score_decode", "select"):
+    for name in ("score", "select"):
         spy(name)
     scorer.score(all_queries(4), seqs, QUERY_LENS)
-    assert MAX_DECODE_QUERIES == 16
-    assert lengths == {"score_decode": [3, 1, 16], "score_prefill": [40, 129, 17]}
+    assert lengths == {"score": QUERY_LENS}
     lengths.clear()
     scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
     assert lengths == {"select": QUERY_LENS}
+
+
+def test_short_and_long_requests_of_a_batch_are_told_apart() -> None:
+    starts = [sum(QUERY_LENS[:row]) for row in range(len(QUERY_LENS))]
+    requests = [Request(row, start, n, 900) for row, (start, n) in enumerate(zip(starts, QUERY_LENS))]
+    batch = random_call([(900, 1)], 4).batch().subset(requests)
+
+    def lens(part: ScoreBatch) -> list[int]:
+        return [request.query_len for request in part.requests]
+
+    assert [lens(part) for part in batch.split_by_length(16)] == [[3, 1, 16], [40, 129, 17]]
+    assert [lens(part) for part in batch.split_by_length(0)] == [[], [40, 3, 129, 1, 17, 16]]
 
 
 def test_results_are_compared_by_identity() -> None:

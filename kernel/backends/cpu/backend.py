@@ -22,6 +22,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    max_decode_queries = 0
 
     def __init__(self, precision: Precision = "exact", scale_choice: ScaleChoice = "six") -> None:
         self._scale_choice: ScaleChoice = scale_choice
@@ -44,8 +45,8 @@ class CpuBackend:
         codes_of(pages)[page_ids, tokens] = codes
         scales_of(pages)[page_ids, tokens] = scales
 
-    def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score_prefill`."""
+    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score`."""
         for chunk in self._stream.chunks(batch):
             rows = scores[:, chunk.tokens]
             end = 0
@@ -53,9 +54,6 @@ class CpuBackend:
                 end = part.first_block + part.scores.shape[0]
                 rows[:, :, part.first_block : end] = part.scores.permute(2, 1, 0)
             rows[:, :, end:] = -torch.inf
-
-    score_decode = score_prefill
-    """One path: a row's bits are the same because the code is."""
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order

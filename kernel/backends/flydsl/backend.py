@@ -13,11 +13,11 @@ import torch
 from kernel.backends.base import Order, Precision
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.launch import (
+    MAX_ROWS,
     DecodeLauncher,
     InsertLauncher,
     PrefillLauncher,
     TopkLauncher,
-    by_rows,
 )
 from kernel.backends.flydsl.runtime import Device
 from kernel.batch import Request, ScoreBatch
@@ -83,6 +83,8 @@ class FlydslBackend:
         DeviceUnavailableError: what is missing, or a setting that there is not.
     """
 
+    max_decode_queries = 16
+
     def __init__(self, name: str, device: Device, precision: Precision) -> None:
         self.name = name
         self.device = device.torch_device
@@ -96,12 +98,8 @@ class FlydslBackend:
         """See :meth:`kernel.backends.base.Backend.insert`."""
         self._insert(keys, pages, slots)
 
-    def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score_prefill`."""
-        self._prefill(batch, scores)
-
-    def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score_decode`."""
+    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score`."""
         self._score(batch, scores)
 
     def topk(
@@ -137,8 +135,8 @@ class FlydslBackend:
 
         Without ``fill`` cells past a request's blocks may stay as they were.
         """
-        few, many = by_rows(batch)
-        if few.requests:
-            self._decode(few, scores, maxima, fill=fill)
-        if many.requests:
-            self._prefill(many, scores, maxima)
+        short, long = batch.split_by_length(min(self.max_decode_queries, MAX_ROWS // batch.num_heads))
+        if short.requests:
+            self._decode(short, scores, maxima, fill=fill)
+        if long.requests:
+            self._prefill(long, scores, maxima)

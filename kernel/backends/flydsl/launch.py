@@ -234,13 +234,6 @@ _WAVES = 4
 _INT32 = 2**31
 
 
-def by_rows(batch: ScoreBatch) -> tuple[ScoreBatch, ScoreBatch]:
-    """The requests of at most ``MAX_ROWS`` query rows, those of more; none without queries."""
-    most = MAX_ROWS // batch.num_heads
-    few = batch.subset(request for request in batch.requests if 0 < request.query_len <= most)
-    return few, batch.subset(request for request in batch.requests if request.query_len > most)
-
-
 @dataclass(frozen=True)
 class DeviceRequests:
     """The requests of a launch as the kernel reads them: four contiguous ``[batch]`` int32 tensors on the

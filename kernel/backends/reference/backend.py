@@ -128,6 +128,7 @@ class ReferenceBackend:
     name = "reference"
     device = torch.device("cpu")
     precision: Precision = "exact"
+    max_decode_queries = 0
 
     def __init__(self, scale_choice: ScaleChoice = "six") -> None:
         self._scale_choice: ScaleChoice = scale_choice
@@ -141,11 +142,7 @@ class ReferenceBackend:
                 page, token = divmod(slot, BLOCK_TOKENS)
                 write_token(page_bytes[page], token, codes[key], scale_bytes[key])
 
-    def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """Score every row of the batch's requests."""
-        score_batch(batch, scores.numpy())
-
-    def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """Score every row of the batch's requests."""
         score_batch(batch, scores.numpy())
 

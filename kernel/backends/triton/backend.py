@@ -81,6 +81,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    max_decode_queries = 16
 
     def __init__(self, device: torch.device, precision: Precision = "exact") -> None:
         self.device = device
@@ -104,23 +105,18 @@ class TritonBackend:
                 keys.contiguous(), pages, slots.contiguous(), ptx=self.tuning.ptx, hopper=self.tuning.hopper
             )
 
-    def score_prefill(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score_prefill`."""
+    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score`."""
+        short, long = self._by_length(batch)
         with current_device(self.device):
-            keys: torch.Tensor | None = None
-            for chunk in self.chunks(batch, None):
-                keys = self.dequantized(batch, chunk, keys)
-                self.score_chunk(batch, chunk, keys, scores, None, None)
-
-    def score_decode(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score_decode`."""
-        few, many = self._by_length(batch)
-        if many:
-            self.score_prefill(batch.subset(many), scores)
-        if few:
-            starts = [request.query_start for request in few]
-            with current_device(self.device):
-                self._decode(batch, few, starts, scores, grouped=False)
+            if long.requests:
+                keys: torch.Tensor | None = None
+                for chunk in self.chunks(long, None):
+                    keys = self.dequantized(long, chunk, keys)
+                    self.score_chunk(long, chunk, keys, scores, None, None)
+            if short.requests:
+                starts = [request.query_start for request in short.requests]
+                self._decode(batch, short.requests, starts, scores, grouped=False)
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
@@ -131,17 +127,13 @@ class TritonBackend:
 
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         """See :meth:`kernel.backends.base.Backend.select`."""
-        few, many = self._by_length(batch)
+        short, long = self._by_length(batch)
         with current_device(self.device):
-            self._select_prefill(batch.subset(many), block_ids, order)
-            self._select_decode(batch, few, block_ids, order)
+            self._select_prefill(long, block_ids, order)
+            self._select_decode(batch, short.requests, block_ids, order)
 
-    def _by_length(self, batch: ScoreBatch) -> tuple[list[Request], list[Request]]:
-        """Requests of few queries and of many."""
-        limit = MAX_ROWS // batch.num_heads
-        few = [request for request in batch.requests if 0 < request.query_len <= min(limit, 16)]
-        many = [request for request in batch.requests if request.query_len > min(limit, 16)]
-        return few, many
+    def _by_length(self, batch: ScoreBatch) -> tuple[ScoreBatch, ScoreBatch]:
+        return batch.split_by_length(min(self.max_decode_queries, MAX_ROWS // batch.num_heads))
 
     def _select_prefill(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         keys: torch.Tensor | None = None
@@ -152,7 +144,7 @@ class TritonBackend:
             select_grouped(scores, maxima, row_info[0], row_info[1], chunk.rows, block_ids, order)
 
     def _select_decode(
-        self, batch: ScoreBatch, requests: list[Request], block_ids: torch.Tensor, order: Order
+        self, batch: ScoreBatch, requests: tuple[Request, ...], block_ids: torch.Tensor, order: Order
     ) -> None:
         while requests:
             groups = -(-max(request.num_blocks for request in requests) // GROUP_BLOCKS)
@@ -240,7 +232,7 @@ class TritonBackend:
     def _decode(
         self,
         batch: ScoreBatch,
-        requests: list[Request],
+        requests: tuple[Request, ...],
         out_starts: list[int],
         scores: torch.Tensor,
         *,
