@@ -1,4 +1,4 @@
-"""``kernel first-run``: everything that is to be known of the kernels on their first GPU, in one archive."""
+"""``kernel first-run``: the parent, which runs each part as a process and packs what they find."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from client.first_run.run_part import DOCTOR, PARTS, SIMULATED, VERIFY, command_of
+from client.first_run import DOCTOR, PARTS, SIMULATED, VERIFY
+from client.first_run.run_part import command_of
 from client.output import MISMATCH, JsonOption, one_line_errors, printable
 
 if TYPE_CHECKING:
     from client.first_run.record import Record
     from client.first_run.run_part import Interruption
 
-PART_TIMEOUT_S = 1800
+PART_TIMEOUT_S = 1800.0
 
 
-class Where(str, enum.Enum):
+class Backend(str, enum.Enum):
     """The backends that launch the gfx950 kernels."""
 
     flydsl = "flydsl"
@@ -36,8 +37,8 @@ def first_run(
         typer.Argument(metavar="[CASE]...", help="Case files to verify beside the packaged one."),
     ] = None,
     backend: Annotated[
-        Where, typer.Option(help="flydsl-sim tries the command itself, on small shapes.")
-    ] = Where.flydsl,
+        Backend, typer.Option(help="flydsl-sim tries the command itself, on small shapes.")
+    ] = Backend.flydsl,
     part: Annotated[
         list[str] | None, typer.Option(metavar="PART", help=f"Only these: {', '.join(PARTS)}.")
     ] = None,
@@ -61,7 +62,7 @@ def first_run(
         _check_used(cases, chosen)
         _check_unused(out)
         record = Record(backend.value, versions(), kernels(), chosen)
-        with _writing(out):  # a folder that cannot be written is told before the work
+        with _writing(out):  # before the work, to fail early
             out.mkdir(parents=True, exist_ok=True)
             record.write(out)
         record.stopped = _refusal(backend)
@@ -73,7 +74,8 @@ def first_run(
         print(json.dumps(record.fields()))
     else:
         console = output()
-        console.print(printable_lines(record.text()), markup=False, soft_wrap=True)
+        text = "\n".join(map(printable, record.text().splitlines()))
+        console.print(text, markup=False, soft_wrap=True)
         wrote = ", ".join(str(out / name) for name in (ARCHIVE, RECORD, TEXT))
         console.print(f"wrote {printable(wrote)}", markup=False, soft_wrap=True)
     if interruption.signal is not None:
@@ -88,7 +90,7 @@ def _run(record: Record, out: Path, cases: list[str], interruption: Interruption
 
     refused = record.stopped is not None
     with status() as on_step:
-        # Where the backend cannot run, what the machine has is all that can be found.
+        # Where the backend cannot run, the doctor still says what the machine has.
         for number, name in enumerate([DOCTOR] if refused else record.planned, 1):
             if interruption.signal is not None:
                 break
@@ -107,7 +109,7 @@ def _run(record: Record, out: Path, cases: list[str], interruption: Interruption
 
 
 def kernels() -> dict[str, str | None]:
-    """Which kernels run: the digest of their sources, the library that holds them, if any, and the layout."""
+    """Identifies the kernels: the digest of their sources, their library, if any, and the decode layout."""
     from kernel.backends.flydsl import geometry, kernel_library
     from kernel.backends.flydsl.kernel_library import sources_digest
 
@@ -119,14 +121,9 @@ def kernels() -> dict[str, str | None]:
     }
 
 
-def printable_lines(text: str) -> str:
-    """A text without anything that steers a terminal but the ends of its lines."""
-    return "\n".join(map(printable, text.splitlines()))
-
-
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
-    """Name the folder where a write fails: a disk that is full gives neither file nor remedy."""
+    """Names ``--out`` when a write in the body fails."""
     from kernel.errors import InvalidArgumentError
 
     try:
@@ -139,7 +136,7 @@ def _writing(out: Path) -> Iterator[None]:
 
 
 def _check_unused(out: Path) -> None:
-    """Refuse the folder of an earlier run: its files would be taken for this one's, and packed with them."""
+    """Refuses the folder of an earlier run: its files would be packed as this run's."""
     from client.first_run.record import OWN_NAMES
     from kernel.errors import InvalidArgumentError
 
@@ -150,8 +147,8 @@ def _check_unused(out: Path) -> None:
         )
 
 
-def _refusal(backend: Where) -> str | None:
-    """Why the backend cannot run here, if it cannot."""
+def _refusal(backend: Backend) -> str | None:
+    """Returns why the backend cannot run here, None if it can."""
     from kernel.backends import registry
     from kernel.errors import BackendUnavailableError
 
@@ -174,7 +171,7 @@ def _chosen(parts: list[str] | None) -> list[str]:
 
 
 def _check_used(cases: list[str] | None, parts: list[str]) -> None:
-    """Refuse case files that no part would read."""
+    """Refuses case files that no chosen part reads."""
     from kernel.errors import InvalidArgumentError
 
     if cases and VERIFY not in parts:
@@ -182,7 +179,7 @@ def _check_used(cases: list[str] | None, parts: list[str]) -> None:
         raise InvalidArgumentError("CASE", cases[0], limit, f"add --part {VERIFY}, or leave the case out")
 
 
-def _cases(backend: Where, named: list[str]) -> list[str]:
+def _cases(backend: Backend, named: list[str]) -> list[str]:
     from client.commands.demo import demo_case
 
-    return named if backend is Where.simulated else [str(demo_case()), *named]
+    return named if backend is Backend.simulated else [str(demo_case()), *named]

@@ -1,4 +1,4 @@
-"""One part: a JSON object a line on stdout for each of its items, at once; exit code 0 if all are right."""
+"""The child process: runs a part, prints a JSON object a line for each item; exit code 0 if all are right."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from client.first_run import checks, speed
-from client.first_run.checks import BACKENDS, Item, Setting
+from client.first_run import BACKENDS, checks, speed
+from client.first_run.setting import Item, Setting
 
-PARTS: dict[str, Callable[[Setting], Iterator[Item]]] = {
+OWN_PARTS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "check-cases": checks.cases,
     "check-decode": checks.decode,
     "check-select": checks.select,
@@ -23,20 +23,21 @@ PARTS: dict[str, Callable[[Setting], Iterator[Item]]] = {
     "speed-decode": speed.decode,
     "speed-topk": speed.topk,
     "speed-insert": speed.insert,
-    "counters": checks.counters,
+    "counters": speed.counters,
 }
+"""Those of :data:`client.first_run.PARTS` that are no commands of this program."""
 
 
 def main(arguments: list[str]) -> int:
     """Run a part; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("part", choices=OWN_PARTS)
     parser.add_argument("--backend", choices=BACKENDS, default=BACKENDS[0])
-    parser.add_argument("--folder", type=Path, default=Path("first-run"), help="for files of its own")
+    parser.add_argument("--folder", type=Path, default=Path("first-run"), help="for the part's own files")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     right = True
-    for item in PARTS[options.part](Setting(options.backend, options.folder)):
+    for item in OWN_PARTS[options.part](Setting(options.backend, options.folder)):
         print(json.dumps(item), flush=True)
         right = right and item["ok"] is not False
     return 0 if right else 1

@@ -1,4 +1,4 @@
-"""The record of a first run: one JSON file, a text that says what to send back, and both in an archive."""
+"""The parent's record of a first run: a JSON file, a text that says what to send back, an archive of both."""
 
 from __future__ import annotations
 
@@ -10,89 +10,37 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from client.first_run.run_part import SIMULATED, PartResult
+from client.first_run import SIMULATED
+from client.first_run.run_part import PartResult
 from indexer.case.codec import write_atomically
-
-# What came of a part, for people: a line of its verdict, and one of each error.
-
-_LINE_CHARS, _ENDS_CHARS = 400, 190
-"""Of an error; of a longer one both ends are told."""
-
-
-def part_lines(part: PartResult) -> list[str]:
-    """The verdict, and under it every error in a line of its own."""
-    if part.skipped is not None:
-        return [f"{part.name}: left out, {part.skipped}"]
-    wrong = [item for item in part.items if item.get("ok") is False]
-    skipped = [item["skipped"] for item in part.items if item.get("skipped")]
-    verdict = "right" if part.ok else f"WRONG ({len(wrong)} items)" if wrong else "FAILED"
-    line = f"{part.name}: {verdict}, {len(part.items)} items, {part.seconds:.0f} s"
-    errors = [_wrong(item) for item in wrong]
-    if part.error is not None:
-        errors += _printed(part.error, told=bool(wrong) and part.exit_code == 1)
-    return ["; ".join([line, *skipped]), *(f"  {error}" for error in errors)]
-
-
-def _wrong(item: dict[str, Any]) -> str:
-    name = item.get("name") or item.get("case") or "an item"
-    if item.get("error"):
-        return f"{name}: {_one_line(str(item['error']))}"
-    counts = [f"{field} {value}" for field, value in item.items() if _tells(field, value)]
-    return f"{name}: {', '.join(counts) or 'wrong'}"
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= _LINE_CHARS else f"{line[:_ENDS_CHARS]} ... {line[-_ENDS_CHARS:]}"
-
-
-def _tells(field: str, value: object) -> bool:
-    told = field.startswith("wrong_") or field in ("max_score_error", "score_tolerance", "topk_mismatches")
-    return told and value is not None
-
-
-def _printed(error: str, *, told: bool) -> list[str]:
-    """Why a part was stopped, and the messages of JSON errors; else the last line, unless items tell it."""
-    lines = [line for line in error.splitlines() if line.strip()]
-    stopped = [line for line in lines[:1] if line.startswith(("interrupted by", "stopped after"))]
-    messages = [message for line in lines if (message := _message(line)) is not None]
-    last = [] if told or messages else lines[len(stopped) :][-1:]
-    return list(map(_one_line, [*stopped, *messages, *last]))
-
-
-def _message(line: str) -> str | None:
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return None
-    return str(fields["message"]) if isinstance(fields, dict) and "message" in fields else None
-
 
 RECORD = "first-run.json"
 TEXT = "what-to-send-back.txt"
 ARCHIVE = "nvfp4-indexer-first-run.tar.gz"
 ROCPROF = "rocprof"
 OWN_NAMES = (RECORD, TEXT, ARCHIVE, ROCPROF)
-"""What a run writes and what goes into its archive."""
+"""Everything that a run writes to its folder."""
 FORMAT = "nvfp4-indexer-first-run"
 NO_MEASUREMENT = (
     "SIMULATED: a CPU interpreted the kernels. No time here is a measurement of them: "
     "only what is right and what is wrong counts."
 )
+_LINE_CHARS, _ENDS_CHARS = 400, 190
+"""Most characters of an error's line; of a longer error that many are shown of each end."""
 
 
 @dataclass
 class Record:
-    """What a run found so far.
+    """What a run has found so far.
 
     Attributes:
-        backend: ``flydsl`` or ``flydsl-sim``.
+        backend: one of :data:`client.first_run.BACKENDS`.
         versions: of the program and its packages.
         kernels: which kernels run.
-        planned: parts that are to run.
-        parts: those that ended, or were left out.
+        planned: names of the parts to run.
+        parts: results of those that ended or were skipped.
         finished: whether all of them did.
-        stopped: why the run ended before them: a signal, or a backend that cannot run; None if it did not.
+        stopped: why the run ended early: a signal, or a backend that cannot run; None if it did not.
     """
 
     backend: str
@@ -105,17 +53,17 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether every part has ended and is right."""
+        """Whether every part ended and is right."""
         return self.finished and all(part.ok for part in self.parts)
 
     @property
     def faster_layout(self) -> dict[str, Any] | None:
-        """What the decode benchmark says of the layouts, if it could compare them."""
+        """The decode benchmark's comparison of the layouts, if it made one."""
         items = [item for part in self.parts if part.name == "speed-decode" for item in part.items]
         return next((item for item in items if item.get("ok") and "steps" in item), None)
 
     def fields(self) -> dict[str, Any]:
-        """For JSON."""
+        """Returns the record's JSON fields."""
         return {
             "format": FORMAT,
             "version": 1,
@@ -133,7 +81,7 @@ class Record:
         }
 
     def text(self) -> str:
-        """For people."""
+        """Returns the human-readable text."""
         lines = [NO_MEASUREMENT, ""] if self.backend == SIMULATED else []
         lines += [f"Send back {ARCHIVE}: it holds this text, {RECORD} and what rocprofv3 wrote.", ""]
         for part in self.parts:
@@ -148,7 +96,7 @@ class Record:
         return "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Write the JSON file, whole.
+        """Write the JSON file, atomically.
 
         Raises:
             OSError: it cannot be written.
@@ -156,7 +104,7 @@ class Record:
         write_atomically([json.dumps(self.fields(), indent=1).encode()], folder / RECORD)
 
     def pack(self, folder: Path) -> Path:
-        """Write everything, and the archive of it.
+        """Write the JSON file, the text, and the archive of both with what rocprofv3 wrote.
 
         Raises:
             OSError: it cannot be written.
@@ -169,6 +117,58 @@ class Record:
                 if (folder / name).exists():
                     archive.add(folder / name, name)
         return unfinished.replace(folder / ARCHIVE)
+
+
+# ---- Text ----
+
+
+def part_lines(part: PartResult) -> list[str]:
+    """Returns a part's verdict, followed by one line for each error."""
+    if part.skipped is not None:
+        return [f"{part.name}: left out, {part.skipped}"]
+    wrong = [item for item in part.items if item.get("ok") is False]
+    skipped = [item["skipped"] for item in part.items if item.get("skipped")]
+    verdict = "right" if part.ok else f"WRONG ({len(wrong)} items)" if wrong else "FAILED"
+    line = f"{part.name}: {verdict}, {len(part.items)} items, {part.seconds:.0f} s"
+    errors = [_item_error(item) for item in wrong]
+    if part.error is not None:
+        errors += _stderr_lines(part.error, last=not wrong or part.exit_code != 1)
+    return ["; ".join([line, *skipped]), *(f"  {error}" for error in errors)]
+
+
+def _item_error(item: dict[str, Any]) -> str:
+    name = item.get("name") or item.get("case") or "an item"
+    if item.get("error"):
+        return f"{name}: {_one_line(str(item['error']))}"
+    counts = [f"{field} {value}" for field, value in item.items() if _is_count(field) and value is not None]
+    return f"{name}: {', '.join(counts) or 'wrong'}"
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LINE_CHARS else f"{line[:_ENDS_CHARS]} ... {line[-_ENDS_CHARS:]}"
+
+
+def _is_count(field: str) -> bool:
+    return field.startswith("wrong_") or field in ("max_score_error", "score_tolerance", "topk_mismatches")
+
+
+def _stderr_lines(error: str, *, last: bool) -> list[str]:
+    """Why a part was stopped, and its JSON errors' messages, or without any its last line if ``last``."""
+    lines = [line for line in error.splitlines() if line.strip()]
+    stopped = [line for line in lines[:1] if line.startswith(("interrupted by", "stopped after"))]
+    messages = [message for line in lines if (message := _message(line)) is not None]
+    if last and not messages:
+        messages = lines[len(stopped) :][-1:]
+    return list(map(_one_line, [*stopped, *messages]))
+
+
+def _message(line: str) -> str | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    return str(fields["message"]) if isinstance(fields, dict) and "message" in fields else None
 
 
 def _layout_lines(verdict: dict[str, Any]) -> list[str]:

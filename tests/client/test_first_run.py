@@ -17,14 +17,13 @@ import pytest
 import torch
 
 from client.commands import first_run as command
-from client.first_run import checks, speed
-from client.first_run import checks as counters_part
+from client.first_run import PARTS, checks, speed
 from client.first_run import record as record_of_run
-from client.first_run.__main__ import PARTS as OWN_PARTS
-from client.first_run.checks import Setting, counters
+from client.first_run.__main__ import OWN_PARTS
 from client.first_run.record import ARCHIVE, OWN_NAMES, RECORD, TEXT, Record, part_lines
-from client.first_run.run_part import PARTS, PartResult, run_part
-from client.first_run.speed import StepTimes, faster_layout, floor_fields, host_fields
+from client.first_run.run_part import PartResult, run_part
+from client.first_run.setting import Setting
+from client.first_run.speed import StepTimes, counters, faster_layout, floor_fields, host_fields
 from indexer.case.codec import write_atomically
 from indexer.case.container import Buffer
 from kernel.backends.flydsl import geometry
@@ -357,15 +356,15 @@ def test_a_host_that_is_behind_is_told() -> None:
 
 def test_commands_of_a_part_end_before_it_does() -> None:
     """Four of them, and time to make their cases."""
-    assert 4 * counters_part._TIMEOUT_S <= 0.9 * command.PART_TIMEOUT_S
+    assert 4 * speed._COMMAND_TIMEOUT_S <= 0.9 * command.PART_TIMEOUT_S
 
 
 def test_a_command_that_takes_too_long_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though a process of its own outlives it, and holds what it prints to."""
-    monkeypatch.setattr(counters_part, "_TIMEOUT_S", 1)
+    monkeypatch.setattr(speed, "_COMMAND_TIMEOUT_S", 1)
     began = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        counters_part._run(["sh", "-c", "sleep 5 & sleep 5"])
+        speed._run(["sh", "-c", "sleep 5 & sleep 5"])
     assert time.monotonic() - began < 4
 
 
