@@ -21,7 +21,7 @@ from indexer.case import Case, read_case, write_case
 from kernel.errors import InvalidArgumentError
 from tests.support.cases import CODE, CUT, small_case
 from tests.support.faulty_engine import engine_case
-from tests.support.planted.keys import NibblesSwapped
+from tests.support.planted import FAULTS
 from tests.support.process import call, spawn
 
 
@@ -74,7 +74,7 @@ def test_a_right_case(tmp_path: Path) -> None:
 
 
 def test_a_faulty_engine_and_a_hostile_source(tmp_path: Path) -> None:
-    case = NibblesSwapped(engine_case([(900, 12), (700, 3)])).run()
+    case = FAULTS["NibblesSwapped"].run(engine_case([(900, 12), (700, 3)]))
     path = tmp_path / "c<b>.safetensors"
     write_case(dataclasses.replace(case, source="<script>alert(1)</script> & more"), path)
     out = tmp_path / "r.html"

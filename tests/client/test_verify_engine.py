@@ -15,7 +15,7 @@ import pytest
 from client.engine_report import kind_counts, shown_of, some_of_each_kind
 from indexer.case import Case, EngineRecord, write_case
 from tests.support.faulty_engine import Engine, engine_case, judged, recorded, right_case, with_result
-from tests.support.planted.keys import NibblesSwapped
+from tests.support.planted import FAULTS
 from tests.support.process import VERIFY_KEYS, call
 
 LENGTHS = [(900, 12), (700, 3)]
@@ -31,7 +31,7 @@ def right(tmp_path: Path) -> Path:
 @pytest.fixture
 def wrong(tmp_path: Path) -> Path:
     path = tmp_path / "wrong.safetensors"
-    write_case(NibblesSwapped(engine_case(LENGTHS)).run(), path)
+    write_case(FAULTS["NibblesSwapped"].run(engine_case(LENGTHS)), path)
     return path
 
 

@@ -6,7 +6,8 @@ It shares no code with the oracle or with what explains faults: E2M1 and E4M3 co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -25,6 +26,8 @@ LENGTHS = ((1700, 30), (300, 20), (1100, 9), (1411, 1), (700, 20))
 TOPK = 4
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
+Step = Callable[..., Any]
+"""Of an engine: the engine itself, and the arguments of the method that it replaces."""
 
 
 def engine_case(
@@ -72,12 +75,19 @@ def engine_case(
 
 
 class Engine:
-    """Computes a case by the contract; a fault is a subclass that overrides a step."""
+    """Computes a case by the contract; a fault replaces a step, in a subclass or by ``steps``.
 
-    def __init__(self, case: Case) -> None:
+    Args:
+        case: paged.
+        steps: functions of the engine and the step's arguments, by the method that they replace.
+    """
+
+    def __init__(self, case: Case, **steps: Step) -> None:
         assert case.pages is not None
         assert case.block_table is not None
         self.case, self.pages, self.table = case, case.pages, case.block_table
+        for name, step in steps.items():
+            setattr(self, name, partial(step, self))
 
     def run(self, record: str = "scores ids") -> Case:
         """The case with this engine's result: ``scores``, ``ids`` or both."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,29 +17,25 @@ from indexer.case import Case, EngineRecord
 from indexer.explain.findings import parts_at_fault
 from indexer.explain.verdict import FAULT, RIGHT
 from tests.support.faulty_engine import Bytes, Engine, engine_case
-from tests.support.planted import every_fault
-from tests.support.planted.fault import ALL, BOTH, ONLY_IDS, ONLY_SCORES, Planted, explained, only, planted
-from tests.support.planted.keys import NibblesSwapped
-from tests.support.planted.results import Equal, EqualFromTheEnd
-from tests.support.planted.rows import InOneHead, NoPrefix
+from tests.support.planted import ALL, BOTH, FAULTS, ONLY_IDS, ONLY_SCORES, explained, only, planted
 from tests.unit.test_explain_right import changed, reselect
 
 
 def _params() -> list[Any]:
     """Each fault with all that it can be recorded by; all but the first in the nightly run."""
     params = []
-    for fault in every_fault():
+    for key, fault in FAULTS.items():
         for record in fault.records:
             marks = [] if record == fault.records[0] else [pytest.mark.nightly]
-            name = f"{fault.__name__}-{record.replace(' ', '+')}"
-            params.append(pytest.param(fault, record, id=name, marks=marks))
+            params.append(pytest.param(key, record, id=f"{key}-{record.replace(' ', '+')}", marks=marks))
     return params
 
 
-@pytest.mark.parametrize(("fault", "record"), _params())
-def test_a_planted_fault_is_named(fault: type[Planted], record: str) -> None:
+@pytest.mark.parametrize(("key", "record"), _params())
+def test_a_planted_fault_is_named(key: str, record: str) -> None:
     """And no other: of all that is tried on each file, one is named."""
-    verdict = explained(only(planted(fault), record))
+    fault = FAULTS[key]
+    verdict = explained(only(planted(key), record))
     assert not verdict.ok
     assert verdict.fault_rows > 0
     assert [(cause.name, cause.family) for cause in verdict.causes] == [(fault.name, fault.family)]
@@ -49,19 +45,16 @@ def test_a_planted_fault_is_named(fault: type[Planted], record: str) -> None:
     assert cause.only == fault.only
 
 
-class FarPages(Planted):
-    """Pages that lie on both sides of 2^31 and 2^32 bytes in the engine's cache."""
+# Pages that lie on both sides of 2^31 and 2^32 bytes in the engine's cache.
 
-    family = "page id wrap"
-    limit: ClassVar[int]
-    stride = 9216 + 64
+FAR_STRIDE = 9216 + 64
 
 
 def far_case(held: bool) -> Case:
     """Page ids of a cache of 5 GB; the pages that a wrapped offset reads are in the file if ``held``."""
     case = engine_case()
     assert case.pages is not None
-    count, stride = len(case.pages), FarPages.stride
+    count, stride = len(case.pages), FAR_STRIDE
     random = np.random.default_rng(5)
     ids = np.sort(random.choice((5 << 30) // stride, count, replace=False)).astype(np.int64)
     ids = random.permutation(ids)
@@ -141,10 +134,8 @@ def test_page_offsets_of_32_bits_are_named(power: int, what: str, record: str) -
 
 
 def test_two_faults_at_once_are_not_called_one() -> None:
-    class Both(NibblesSwapped, NoPrefix):
-        pass
-
-    verdict = explained(Both(engine_case()).run())
+    steps = {**FAULTS["NibblesSwapped"].steps, **FAULTS["NoPrefix"].steps}
+    verdict = explained(Engine(engine_case(), **steps).run())
     assert verdict.causes == ()
 
 
@@ -183,18 +174,16 @@ def test_rows_read_from_outside_the_file_name_no_stride(record: str, local_block
 
 
 @pytest.mark.parametrize(
-    ("fault", "forced"),
+    ("key", "forced"),
     [
-        (Equal, "4 init blocks are forced, not 0"),
-        (EqualFromTheEnd, "4 local blocks are forced, not 0"),
+        ("Equal", "4 init blocks are forced, not 0"),
+        ("EqualFromTheEnd", "4 local blocks are forced, not 0"),
     ],
 )
-def test_forced_blocks_that_fill_every_place_are_not_told_from_equal_scores(
-    fault: type[Equal], forced: str
-) -> None:
+def test_forced_blocks_that_fill_every_place_are_not_told_from_equal_scores(key: str, forced: str) -> None:
     """By ids alone; no number of forced blocks is named as if it were certain."""
-    verdict = explained(only(planted(fault), ONLY_IDS))
-    assert {cause.name for cause in verdict.causes} == {fault.name, forced}
+    verdict = explained(only(planted(key), ONLY_IDS))
+    assert {cause.name for cause in verdict.causes} == {FAULTS[key].name, forced}
 
 
 # Faults of a part of a call: what may be said of one, and what may not.
@@ -246,7 +235,7 @@ def test_noise_in_a_part_has_no_cause(where: str, record: str) -> None:
 
 
 def test_a_person_is_told_which_part() -> None:
-    verdict = explained(planted(InOneHead))
+    verdict = explained(planted("InOneHead"))
     out = io.StringIO()
     print_engine(Console(file=out, width=400), "case", verdict)
     for told in (out.getvalue(), engine_section(verdict)):

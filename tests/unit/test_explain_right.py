@@ -32,9 +32,7 @@ from indexer.verify import verify_case
 from kernel.backends.base import SCORE_TOLERANCE
 from tests.support.cases import CODE, CUT
 from tests.support.faulty_engine import Engine, engine_case
-from tests.support.planted.fault import ALL, BOTH, ONLY_IDS, ONLY_SCORES, explained, only, planted
-from tests.support.planted.results import HeadZero
-from tests.support.planted.rows import NothingForced
+from tests.support.planted import ALL, BOTH, FAULTS, ONLY_IDS, ONLY_SCORES, explained, only, planted
 
 
 def verdict_of(case: Case) -> EngineVerdict:
@@ -337,19 +335,19 @@ def all_faulty(case: Case) -> Evidence:
 
 def test_a_fault_without_effect_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that a judge calls faulty but the contract gives are no fault's."""
-    naming = name_causes(all_faulty(Engine(NothingForced.made()).run()))
+    naming = name_causes(all_faulty(Engine(FAULTS["NothingForced"].made()).run()))
     assert (naming.causes, naming.candidates) == ((), ())
     no_effect = Hypothesis("nothing is wrong", "none", "", prediction_by_contract)
     monkeypatch.setattr("indexer.explain.engine.hypotheses", lambda _evidence, _narrow: [no_effect])
-    naming = name_causes(all_faulty(planted(NothingForced)))
+    naming = name_causes(all_faulty(planted("NothingForced")))
     assert (naming.causes, naming.candidates) == ((), ())
 
 
 def test_rows_without_effect_are_not_counted() -> None:
     """Head 0 is scored with its own queries: the fault explains rows of head 1, however all are graded."""
-    evidence = all_faulty(planted(HeadZero))
+    evidence = all_faulty(planted("HeadZero"))
     naming = name_causes(evidence)
-    (found,) = (c for c in naming.candidates if c.name == HeadZero.name)
+    (found,) = (c for c in naming.candidates if c.name == FAULTS["HeadZero"].name)
     assert (found.explained, found.faulty) == ((evidence.head == 1).sum(), len(evidence.head))
     assert found.explained < found.faulty
 
@@ -391,7 +389,7 @@ def test_ids_in_another_order_are_not_given() -> None:
 
 def test_what_there_was_no_time_for_is_named() -> None:
     """The clock is past the limit after a few faults; those behind them are listed, none is lost."""
-    evidence = all_faulty(planted(HeadZero))
+    evidence = all_faulty(planted("HeadZero"))
 
     def ticking(limit: float) -> Iterator[float]:
         now = 0.0
@@ -410,7 +408,7 @@ def test_what_there_was_no_time_for_is_named() -> None:
 
 
 def test_people_are_told_what_was_not_tried() -> None:
-    verdict = dataclasses.replace(explained(planted(HeadZero)), causes=(), untried=("one fault", "another"))
+    verdict = dataclasses.replace(explained(planted("HeadZero")), causes=(), untried=("one fault", "another"))
     console = Console(width=120, record=True, file=io.StringIO())
     print_engine(console, "case", verdict)
     told = "Not tried for want of time: one fault; another."
