@@ -16,8 +16,8 @@ from indexer.replay import load_case
 from indexer.verify import verify_case
 from kernel.backends.base import Order
 from kernel.backends.flydsl import geometry
-from kernel.backends.flydsl.geometry import VARIANTS, Variant, variant_for
-from kernel.backends.flydsl.launch import MAX_ROWS, TopkLauncher
+from kernel.backends.flydsl.geometry import MAX_ROWS, VARIANTS, Variant, variant_for
+from kernel.backends.flydsl.launch import TopkLauncher
 from kernel.backends.reference import ReferenceBackend
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES, SUPPORTED_HEADS
 from kernel.plan import MAXIMA_BLOCKS

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from kernel.backends import flydsl_sim, registry
-from kernel.backends.flydsl.geometry import VARIABLE
-from kernel.backends.flydsl.launch import MAX_ROWS, DeviceRequests, grid_log2
+from kernel.backends.flydsl.geometry import MAX_ROWS, VARIABLE
+from kernel.backends.flydsl.launch import DeviceRequests, grid_log2
 from kernel.batch import ScoreBatch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError, LaunchError

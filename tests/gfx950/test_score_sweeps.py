@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernel.backends.flydsl.launch import MAX_ROWS
+from kernel.backends.flydsl.geometry import MAX_ROWS
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES
 from tests.gfx950.scorers import assert_exact, group_maxima, scored

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernel.backends.flydsl.launch import MAX_ROWS
+from kernel.backends.flydsl.geometry import MAX_ROWS
 from kernel.contract import BLOCK_TOKENS
 from kernel.gfx950 import SCHEDULES, Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.plan import MAXIMA_BLOCKS

@@ -31,7 +31,6 @@ from kernel.backends.flydsl import ops as d
 from kernel.backends.flydsl.decode_page import (
     LDS_BYTES,
     LUT_AT,
-    MAX_ROWS,
     STAGED_LDS_BYTES,
     TRIP_BLOCKS,
     PageScorer,
@@ -72,23 +71,23 @@ class RequestScorer:
     def __init__(
         self, heads: int, arguments: DecodeArguments, share: Share, part: RequestPart, page: PageScorer
     ) -> None:
-        self.heads, self.log_heads = heads, heads.bit_length() - 1
+        self.heads, self.log_heads = heads, geo.log2(heads)
         self.arguments, self.share, self.part, self.page = arguments, share, part, page
         self.minus_infinity = d.f32(float("-inf"))
         self.local_blocks = late("local_blocks")
-        self.rows = d.minimum(part.query_len, MAX_ROWS // heads) * heads
+        self.rows = d.min_i32(part.query_len, geo.MAX_ROWS // heads) * heads
         self.position = part.seq_len - part.query_len
-        known = d.below(part.table_row, late("table_height"))
+        known = d.less_unsigned(part.table_row, late("table_height"))
         row = fx.Int32(d.select(known, part.table_row, d.i32(0)))
-        self.table_row = late("table") + d.wide(row) * d.wide(late("table_width")) * 4
+        self.table_row = late("table") + d.zext(row) * d.zext(late("table_width")) * 4
 
     def run(self) -> None:
         """Score the wave's blocks of the request."""
         part = self.part
         # Blocks that some row sees whole and without a sentinel; no other page is read in the ring.
-        whole = d.shift_right(part.seq_len, 7)
-        unforced = d.shift_right(part.seq_len + (BLOCK_TOKENS - 1), 7) - self.local_blocks
-        self.needed_end = d.minimum(d.minimum(whole, unforced), part.end)
+        whole = d.shift_right(part.seq_len, geo.LOG_BLOCK)
+        unforced = d.shift_right(part.seq_len + (BLOCK_TOKENS - 1), geo.LOG_BLOCK) - self.local_blocks
+        self.needed_end = d.min_i32(d.min_i32(whole, unforced), part.end)
         step = d.shift_left(1, part.log_step)
 
         self.page.settle()
@@ -101,8 +100,8 @@ class RequestScorer:
         diagonal = self._diagonal_scores(queries)
         ring = [self.page.load(self._page(part.first + k, ids[k]), k) for k in range(depth)]
         # The first row sees the least.
-        seen = d.shift_right_signed(self.position, 7) + 1 - self.local_blocks
-        plain_end = d.minimum(seen, d.shift_right_signed(self.position + 1, 7))
+        seen = d.shift_right_signed(self.position, geo.LOG_BLOCK) + 1 - self.local_blocks
+        plain_end = d.min_i32(seen, d.shift_right_signed(self.position + 1, geo.LOG_BLOCK))
         self.output = RequestOutput(
             self.heads, self.arguments, self.share, part, self.rows, self.row_position, diagonal, plain_end
         )
@@ -169,18 +168,18 @@ class RequestScorer:
     # ---- queries and pages ----
     def _load_queries(self) -> list[Value]:
         """32 bytes of this lane's row; rows past the end repeat the last one."""
-        row = self.part.query_start * self.heads + d.minimum(self.share.row(), self.rows - 1)
+        row = self.part.query_start * self.heads + d.min_i32(self.share.row(), self.rows - 1)
         last = late("total_q") * self.heads - 1
-        row = fx.Int32(d.select(d.below(row, last), row, last))
-        address = d.wide(row) * HEAD_DIM + d.wide(self.share.quarter() * (HEAD_DIM // 4))
+        row = fx.Int32(d.select(d.less_unsigned(row, last), row, last))
+        address = d.zext(row) * HEAD_DIM + d.zext(self.share.quarter() * (HEAD_DIM // 4))
         base = d.offset(d.pointer(late("q"), d.GLOBAL), address)
         return [d.load(4, d.offset(base, geo.OPERAND_BYTES * half)) for half in range(2)]
 
     def _page_id(self, block: fx.Int32) -> Value:
         """Page of a block; past the request's last block that one's, for the columns beyond may hold
         anything."""
-        column = d.minimum(block, self.part.num_blocks - 1)
-        return d.scalar_load(1, self.table_row + d.wide(column) * 4)
+        column = d.min_i32(block, self.part.num_blocks - 1)
+        return d.scalar_load(1, self.table_row + d.zext(column) * 4)
 
     def _ahead(self, block: fx.Int32, step: fx.Int32, k: int) -> fx.Int32:
         """The block whose page is requested while the k-th block of a trip from ``block`` is scored."""
@@ -194,11 +193,11 @@ class RequestScorer:
     def _page(self, block: fx.Int32, page_id: Value, *, diagonal: bool = False) -> Value:
         """Descriptor of a page: no load can leave it. Of no bytes where the page is not needed or not in the
         cache: its loads then give 0 and cost no traffic, without a branch."""
-        needed = d.below(page_id, self.arguments.num_pages)
+        needed = d.less_unsigned(page_id, self.arguments.num_pages)
         if not diagonal:
             needed = needed & (block >= self.arguments.init_blocks) & (block < self.needed_end)
         size = d.select(needed, d.i32(PAGE_BYTES), d.i32(0))
-        return d.buffer(self.arguments.pages + d.wide(page_id) * self.arguments.page_stride, size)
+        return d.buffer(self.arguments.pages + d.zext(page_id) * self.arguments.page_stride, size)
 
     # ---- the diagonal ----
     def _diagonal_scores(self, queries: list[Value]) -> Value:
@@ -235,7 +234,7 @@ class RequestScorer:
             mine = part.has(block, self.share.spread)
             return d.if_else(mine, [T.f32], masked, lambda: scores)
 
-        first = d.maximum(d.shift_right_signed(self.position + 1, 7), 0)
+        first = d.max_i32(d.shift_right_signed(self.position + 1, geo.LOG_BLOCK), 0)
         end = d.select(self.local_blocks <= 0, part.num_blocks, first)
         (found,) = d.for_range(first, end, 1, [self.minus_infinity], block_scores)
         return found
@@ -249,13 +248,13 @@ def trace(
     heads: int, layout: Layout, arguments: DecodeArguments, workgroup: fx.Int32, thread: fx.Int32
 ) -> None:
     """Trace the kernel's body for one lane."""
-    lane, wave = thread & (geo.LANES - 1), d.uniform(d.shift_right(thread, 6))
+    lane, wave = thread & (geo.LANES - 1), d.uniform(d.shift_right(thread, geo.LOG_LANES))
     lds = d.shared_memory(LDS_BYTES if layout == "registers" else STAGED_LDS_BYTES)
     lut_offset = thread * geo.LUT_ENTRY_BYTES
-    entry = d.load(2, d.offset(d.pointer(arguments.lut, d.GLOBAL), d.wide(lut_offset)))
+    entry = d.load(2, d.offset(d.pointer(arguments.lut, d.GLOBAL), d.zext(lut_offset)))
     share = Share(arguments, workgroup, wave, lane, lds)
     # The LUT holds magnitudes; the sign bit of a scale byte, the upper half of the entries, goes in here.
-    signs = d.shift_right(thread, 7) * d.as_int32(0x80808080)
+    signs = d.shift_right(thread, geo.log2(geo.LUT_ENTRIES) - 1) * d.as_int32(0x80808080)
     entry = d.pack([fx.Int32(d.element(entry, k)) ^ signs for k in range(2)], T.i32)
     d.store(entry, d.offset(d.offset(lds, lut_offset), LUT_AT), geo.LUT_ENTRY_BYTES)
     clear_spread_maxima(lds, thread)

@@ -29,16 +29,14 @@ from kernel.contract import CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
 
 # The arguments and sizes of the decode scorer. See ``score_decode.py``.
 
-MAX_ROWS = geo.MFMA_ROWS
-"""Query rows (``query_len * H``) of a request that the kernel scores."""
 TRIP_BLOCKS = 4
 """Blocks that a wave scores in one trip, and pages that it has in flight."""
 SPREAD_GROUPS = 2
 """Most groups of 16 blocks of a workgroup whose four waves share each group."""
 
-PARTIAL_BYTES = geo.WAVES * MAX_ROWS * 4
+PARTIAL_BYTES = geo.WAVES * geo.MAX_ROWS * 4
 """Maxima of a shared group, one of each wave and row."""
-PLACE_BYTES = MAX_ROWS * 8
+PLACE_BYTES = geo.MAX_ROWS * 8
 """Addresses of a shared group's maxima, one of each row; 0 where nothing is to be stored."""
 REQUEST_BYTES = 16
 """What a wave keeps of a request: table row, first query, end of its queries, length."""
@@ -187,11 +185,11 @@ class PageScorer(ABC):
     def _spread(self, low: Value, high: Value) -> list[Value]:
         """The 4 x 4 exchange of scales: lanes hold all groups of M-tiles 2 g and 2 g + 1 and get groups 2 g
         and 2 g + 1 of all M-tiles; dword j has M-tile 2 j in its low half and 2 j + 1 in its high half."""
-        even, odd = (d.swap(32, d.element(part, 0), d.element(part, 1)) for part in (low, high))
+        even, odd = (d.permlane_swap(32, d.element(part, 0), d.element(part, 1)) for part in (low, high))
         spread: list[Value] = []
         for of_even, of_odd in zip(even, odd):
             halves = [d.permute_bytes(of_odd, of_even, half) for half in (_LOW_HALVES, _HIGH_HALVES)]
-            spread += d.swap(16, *halves)
+            spread += d.permlane_swap(16, *halves)
         return [d.pin(dword) for dword in spread]
 
     def _look_up(self, scales: list[Value], m: int) -> list[Value]:
@@ -248,7 +246,7 @@ class RegisterPages(PageScorer):
 
     def __init__(self, lds: Value, lane: fx.Int32) -> None:
         super().__init__(lds)
-        quarter, row = d.shift_right(lane, 4), lane & (geo.MFMA_ROWS - 1)
+        quarter, row = d.shift_right(lane, geo.LOG_MFMA_ROWS), lane & (geo.MFMA_ROWS - 1)
         code = row * TOKEN_CODE_BYTES + quarter * geo.OPERAND_BYTES
         self._code_offsets = [fx.Int32(d.pin(code + base)) for base in range(0, CODE_BYTES, _IMMEDIATE_BYTES)]
         scale = quarter * (_SCALE_LOADS * _TILE_SCALE_BYTES) + row * GROUPS
@@ -316,7 +314,7 @@ class StagedPages(PageScorer):
             fx.Int32(d.pin(swizzled + base)) for base in range(0, CODE_BYTES, _IMMEDIATE_BYTES)
         ]
         self._scales_from = fx.Int32(d.pin(lane * geo.OPERAND_BYTES + CODE_BYTES))
-        quarter, row = d.shift_right(lane, 4), lane & (geo.MFMA_ROWS - 1)
+        quarter, row = d.shift_right(lane, geo.LOG_MFMA_ROWS), lane & (geo.MFMA_ROWS - 1)
         column = (quarter ^ d.shift_right(row, 2)) * geo.OPERAND_BYTES
         self._codes_at = d.offset(lds, fx.Int32(d.pin(self._pages_at + row * TOKEN_CODE_BYTES + column)))
         scales = quarter * (2 * _TILE_SCALE_BYTES) + row * GROUPS + CODE_BYTES

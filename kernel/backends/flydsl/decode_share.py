@@ -24,7 +24,6 @@ from flydsl.expr.typing import T
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import ops as d
 from kernel.backends.flydsl.decode_page import (
-    MAX_ROWS,
     PARTIAL_BYTES,
     PARTIALS_AT,
     PLACE_BYTES,
@@ -35,13 +34,13 @@ from kernel.backends.flydsl.decode_page import (
     TRIP_BLOCKS,
     late,
 )
-from kernel.backends.flydsl.ops import Value, ballot, count_lanes, lane_value, prefix_sum
+from kernel.backends.flydsl.ops import Value, ballot, popcount, prefix_sum, readlane
 from kernel.backends.flydsl.signatures import DecodeArguments
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 from kernel.plan import MAXIMA_BLOCKS
 
-_LOG_WAVES, _LOG_GROUP, _LOG_TRIP = (geo.WAVES.bit_length() - 1, 4, 2)
+_LOG_WAVES, _LOG_GROUP, _LOG_TRIP = (geo.log2(geo.WAVES), geo.LOG_MAXIMA, geo.log2(TRIP_BLOCKS))
 _FIELDS = REQUEST_BYTES // 4
 
 
@@ -89,7 +88,7 @@ class Share:
     ) -> None:
         self.arguments = arguments
         self.wave, self.lds, self._lane = wave, lds, lane
-        self.most_blocks = d.minimum(arguments.score_blocks, arguments.table_width)
+        self.most_blocks = d.min_i32(arguments.score_blocks, arguments.table_width)
         self.wants_maxima = arguments.maxima != 0
         self.log_unit = fx.Int32(d.select(self.wants_maxima, d.i32(_LOG_GROUP), d.i32(0)))
         self.requests_at = d.offset(lds, wave * (geo.LANES * REQUEST_BYTES) + REQUESTS_AT)
@@ -102,7 +101,7 @@ class Share:
 
     def quarter(self) -> fx.Int32:
         """Which of four blocks this lane's scores are of."""
-        return d.shift_right(self.lane(), 4)
+        return d.shift_right(self.lane(), geo.LOG_MFMA_ROWS)
 
     def row(self) -> fx.Int32:
         """Which query row they are of."""
@@ -121,13 +120,13 @@ class Share:
             d.buffer_load(1, d.buffer(base, args.batch * 4), at)
             for base in (args.table_rows, args.query_starts, args.query_ends, args.seq_lens)
         ]
-        return [*fields[:3], d.select(d.below(number, args.batch), fields[3], d.i32(0))]
+        return [*fields[:3], d.select(d.less_unsigned(number, args.batch), fields[3], d.i32(0))]
 
     def _blocks(self, fields: list[Value]) -> fx.Int32:
         """Blocks that a request has scores for. Lengths are not believed: more than fit are cut."""
         _, start, end, seq_len = (fx.Int32(field) for field in fields)
         has_rows = (seq_len > 0) & (end - start > 0)
-        blocks = d.minimum(d.shift_right(seq_len + (BLOCK_TOKENS - 1), 7), self.most_blocks)
+        blocks = d.min_i32(d.shift_right(seq_len + (BLOCK_TOKENS - 1), geo.LOG_BLOCK), self.most_blocks)
         return fx.Int32(d.select(has_rows, blocks, d.i32(0)))
 
     def _units(self, blocks: fx.Int32) -> fx.Int32:
@@ -136,7 +135,7 @@ class Share:
 
     # ---- the split ----
     def _split(self, workgroup: fx.Int32) -> None:
-        per_lane = d.shift_right(self.arguments.batch + (geo.LANES - 1), 6)
+        per_lane = d.shift_right(self.arguments.batch + (geo.LANES - 1), geo.LOG_LANES)
 
         def count(i: fx.Int32, carried: list[Value]) -> list[Value]:
             fields = self._request(self._lane * per_lane + i)
@@ -145,7 +144,7 @@ class Share:
         own, *seen = d.for_range(0, per_lane, 1, [d.i32(0)] * (1 + _FIELDS), count)
         own = fx.Int32(own)
         upto = prefix_sum(own)
-        total = lane_value(upto, geo.LANES - 1)
+        total = readlane(upto, geo.LANES - 1)
         log_workgroups = self.arguments.log_workgroups
         few = total <= d.shift_left(SPREAD_GROUPS, log_workgroups)
         self.spread = fx.Int32(d.select(self.wants_maxima & few, d.i32(1), d.i32(0)))
@@ -156,11 +155,11 @@ class Share:
         self.end_unit = _scaled(fx.Int32(share) + 1, total, log_shares)
 
         one_each = per_lane == 1
-        first_lane = count_lanes(ballot(upto <= self.first_unit))
-        last_lane = count_lanes(ballot(upto < self.end_unit))
+        first_lane = popcount(ballot(upto <= self.first_unit))
+        last_lane = popcount(ballot(upto < self.end_unit))
         self.first_seen = fx.Int32(d.select(one_each, d.i32(0), first_lane * per_lane))
         before = fx.Int32(
-            d.select(one_each, d.i32(0), lane_value(upto - own, d.minimum(first_lane, geo.LANES - 1)))
+            d.select(one_each, d.i32(0), readlane(upto - own, d.min_i32(first_lane, geo.LANES - 1)))
         )
         seen = d.if_else(
             one_each, [T.i32] * _FIELDS, lambda: seen, lambda: self._request(self.first_seen + self._lane)
@@ -168,14 +167,14 @@ class Share:
         d.store(d.pack(seen, T.i32), d.offset(self.requests_at, self._lane * REQUEST_BYTES), REQUEST_BYTES)
         own = self._units(self._blocks(seen))
         upto = prefix_sum(own)
-        first = count_lanes(ballot(upto <= self.first_unit - before))
-        last = count_lanes(ballot(upto < self.end_unit - before))
-        at_first = lane_value(upto - own, d.minimum(first, geo.LANES - 1))
-        past = lane_value(upto, geo.LANES - 1)
+        first = popcount(ballot(upto <= self.first_unit - before))
+        last = popcount(ballot(upto < self.end_unit - before))
+        at_first = readlane(upto - own, d.min_i32(first, geo.LANES - 1))
+        past = readlane(upto, geo.LANES - 1)
         self.units_before = before + d.select(first < geo.LANES, at_first, past)
         self.first_request = self.first_seen + first
         end = fx.Int32(d.select(last < geo.LANES, self.first_seen + last + 1, (last_lane + 1) * per_lane))
-        end = d.minimum(end, self.arguments.batch)
+        end = d.min_i32(end, self.arguments.batch)
         self.end_request = fx.Int32(d.select(self.first_unit < self.end_unit, end, self.first_request))
 
     def for_each(self, score: Callable[[RequestPart], None]) -> None:
@@ -185,8 +184,8 @@ class Share:
             fields = self._fields(number)
             blocks = self._blocks(fields)
             units, before = self._units(blocks), fx.Int32(carried[0])
-            first = d.maximum(self.first_unit - before, 0)
-            end = d.minimum(self.end_unit - before, units)
+            first = d.max_i32(self.first_unit - before, 0)
+            end = d.min_i32(self.end_unit - before, units)
 
             def scored() -> None:
                 score(self._part(number, fields, blocks, first, end, before))
@@ -206,7 +205,7 @@ class Share:
 
         def from_memory() -> list[Value]:
             names = ("table_rows", "query_starts", "query_ends", "seq_lens")
-            return [d.scalar_load(1, late(name) + d.wide(number) * 4) for name in names]
+            return [d.scalar_load(1, late(name) + d.zext(number) * 4) for name in names]
 
         return d.if_else(kept < geo.LANES, [T.i32] * _FIELDS, from_lds, from_memory)
 
@@ -217,7 +216,7 @@ class Share:
         # Another wave comes first in the next request, so that short requests keep all four busy.
         quarter = (self.wave + number) & (geo.WAVES - 1)
         first_block = d.shift_left(first, self.log_unit)
-        end_block = d.minimum(d.shift_left(end, self.log_unit), blocks)
+        end_block = d.min_i32(d.shift_left(end, self.log_unit), blocks)
         spread = self.spread != 0
         return RequestPart(
             table_row=table_row,
@@ -234,7 +233,7 @@ class Share:
 
 def _scaled(share: Value, total: fx.Int32, log_shares: Value) -> fx.Int32:
     """``share * total >> log_shares`` in 64 bits."""
-    product = d.wide(share) * d.wide(total)
+    product = d.zext(share) * d.zext(total)
     return fx.Int32(arith.trunci(T.i32, arith.shrui(d.i64(product), d.i64(d.i32(log_shares)))))
 
 
@@ -270,23 +269,23 @@ class RequestOutput:
         diagonal: Value,
         plain_end: fx.Int32,
     ) -> None:
-        self.log_heads, self.head_mask = heads.bit_length() - 1, heads - 1
+        self.log_heads, self.head_mask = geo.log2(heads), heads - 1
         self.arguments, self.share, self.part, self.rows = arguments, share, part, rows
         self.minus_infinity = d.f32(float("-inf"))
         self.diagonal = diagonal
         self.plain_end = plain_end
         quarter, row = share.quarter(), share.row()
         # Blocks that this lane's scores of a trip meet when the trip's first block is so far.
-        self.past = d.shift_right_signed(row_position, 7) + 1 - quarter
-        self.diagonal_block = d.shift_right_signed(row_position + 1, 7) - quarter
+        self.past = d.shift_right_signed(row_position, geo.LOG_BLOCK) + 1 - quarter
+        self.diagonal_block = d.shift_right_signed(row_position + 1, geo.LOG_BLOCK) - quarter
         token = part.query_start + d.shift_right(row, self.log_heads)
-        self.live = (row < rows) & d.below(token, late("total_q"))
-        self.scores_at = d.pointer(self._row_at("score", row, token) + d.wide(quarter) * 4, d.GLOBAL)
+        self.live = (row < rows) & d.less_unsigned(token, late("total_q"))
+        self.scores_at = d.pointer(self._row_at("score", row, token) + d.zext(quarter) * 4, d.GLOBAL)
 
     def _row_at(self, kind: Literal["score", "maxima"], row: Value, token: Value) -> fx.Int64:
         """Address of the first cell of a row."""
-        cell = d.wide(row & self.head_mask) * late(f"{kind}_head_stride")
-        cell = cell + d.wide(token) * late(f"{kind}_token_stride")
+        cell = d.zext(row & self.head_mask) * late(f"{kind}_head_stride")
+        cell = cell + d.zext(token) * late(f"{kind}_token_stride")
         return fx.Int64(late("scores" if kind == "score" else kind) + cell * 4)
 
     # ---- four blocks ----
@@ -310,7 +309,7 @@ class RequestOutput:
             lambda: [self._with_sentinels(block, d.fold(16, *halves))],
         )
         stored = self.live if end is None else self.live & (self.share.quarter() < end - block)
-        at = d.offset(self.scores_at, d.wide(block) * 4)
+        at = d.offset(self.scores_at, d.zext(block) * 4)
         d.if_then(stored, lambda: d.store(score, at, 4))
 
         best = d.max_f32(best, score)
@@ -349,18 +348,18 @@ class RequestOutput:
         """Address of the maximum of a block's group; computed when needed, no registers are held for it."""
         row = self.share.row()
         token = self.part.query_start + d.shift_right(row, self.log_heads)
-        return self._row_at("maxima", row, token) + d.wide(d.shift_right(block, 4)) * 4
+        return self._row_at("maxima", row, token) + d.zext(d.shift_right(block, geo.LOG_MAXIMA)) * 4
 
     def _store_maximum(self, block: fx.Int32, best: Value) -> None:
         at = d.pointer(self._maxima_at(block), d.GLOBAL)
-        d.if_then(self.live & (self.share.lane() < MAX_ROWS), lambda: d.store(best, at, 4))
+        d.if_then(self.live & (self.share.lane() < geo.MAX_ROWS), lambda: d.store(best, at, 4))
 
     def _leave_partial(self, block: fx.Int32, best: Value) -> None:
         share, part = self.share, self.part
-        slot = part.slot + d.shift_right(block - part.first, 4)
+        slot = part.slot + d.shift_right(block - part.first, geo.LOG_MAXIMA)
 
         def leave() -> None:
-            at = share.wave * (MAX_ROWS * 4) + share.lane() * 4 + slot * PARTIAL_BYTES
+            at = share.wave * (geo.MAX_ROWS * 4) + share.lane() * 4 + slot * PARTIAL_BYTES
             d.store(best, d.offset(d.offset(share.lds, at), PARTIALS_AT), 4)
 
             def leave_place() -> None:
@@ -370,7 +369,7 @@ class RequestOutput:
 
             d.if_then((part.first & (MAXIMA_BLOCKS - 1)) == 0, leave_place)
 
-        d.if_then(self.live & (share.lane() < MAX_ROWS), leave)
+        d.if_then(self.live & (share.lane() < geo.MAX_ROWS), leave)
 
     # ---- past the request's blocks ----
     def fill(self) -> None:
@@ -385,7 +384,7 @@ class RequestOutput:
 
                 def store(column: fx.Int32, _: list[Value]) -> list[Value]:
                     mine = column + self.share.lane()
-                    at = d.offset(base, d.wide(mine) * 4)
+                    at = d.offset(base, d.zext(mine) * 4)
                     d.if_then(mine < end, lambda: d.store(self.minus_infinity, at, 4))
                     return []
 
@@ -393,11 +392,14 @@ class RequestOutput:
 
             def fill_both() -> None:
                 fill_columns("score", part.num_blocks, fill_end)
-                groups = [d.shift_right(x + (MAXIMA_BLOCKS - 1), 4) for x in (part.num_blocks, fill_end)]
+                groups = [
+                    d.shift_right(x + (MAXIMA_BLOCKS - 1), geo.LOG_MAXIMA)
+                    for x in (part.num_blocks, fill_end)
+                ]
                 end = d.select(self.share.wants_maxima, groups[1], groups[0])
                 fill_columns("maxima", groups[0], end)
 
-            d.if_then(d.below(token, late("total_q")), fill_both)
+            d.if_then(d.less_unsigned(token, late("total_q")), fill_both)
             return []
 
         last = part.has(part.num_blocks - 1, self.share.spread) & (part.num_blocks < fill_end)
@@ -425,14 +427,14 @@ def store_spread_maxima(share: Share) -> None:
         def join() -> None:
             at = share.row() * 4 + share.wave * PARTIAL_BYTES
             base = d.offset(d.offset(share.lds, at), PARTIALS_AT)
-            partials = [d.load_f32(d.offset(base, wave * MAX_ROWS * 4)) for wave in range(geo.WAVES)]
+            partials = [d.load_f32(d.offset(base, wave * geo.MAX_ROWS * 4)) for wave in range(geo.WAVES)]
             highest = partials[0]
             for partial in partials[1:]:
                 highest = d.max_f32(highest, partial)
             place_at = d.offset(share.lds, share.row() * 8 + share.wave * PLACE_BYTES)
             low, high = (d.element(d.load(2, d.offset(place_at, PLACES_AT)), k) for k in range(2))
-            place = d.wide(low) | (d.wide(high) << 32)
-            stored = (place != 0) & (share.lane() < MAX_ROWS)
+            place = d.zext(low) | (d.zext(high) << 32)
+            stored = (place != 0) & (share.lane() < geo.MAX_ROWS)
             d.if_then(stored, lambda: d.store(highest, d.pointer(place, d.GLOBAL), 4))
 
         d.if_then(share.wave < SPREAD_GROUPS, join)

@@ -1,4 +1,7 @@
-"""Sizes of the gfx950 prefill scorer, each derived from the page format and the matrix instruction."""
+"""What kernels and host share: sizes, page staging, kernel variants, symbols. Imports no FlyDSL.
+
+Sizes follow from the page format (:mod:`kernel.contract`) and the matrix instruction.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,27 @@ from typing import Literal
 
 import torch
 
-from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, HEAD_DIM, SUPPORTED_HEADS
+from kernel.contract import (
+    BLOCK_TOKENS,
+    CODE_BYTES,
+    GROUPS,
+    HEAD_DIM,
+    MAX_TOPK,
+    SCALE_BYTES,
+    SUPPORTED_HEADS,
+)
 from kernel.errors import DeviceUnavailableError
 from kernel.plan import MAXIMA_BLOCKS, TILE_ROWS
 
+
+def log2(power: int) -> int:
+    """The exponent of a power of two."""
+    return power.bit_length() - 1
+
+
 LANES = 64
 """Lanes of a wave."""
+LOG_LANES = log2(LANES)
 WAVES = 4
 """Waves of a workgroup, one for each SIMD of a CU."""
 THREADS = WAVES * LANES
@@ -23,6 +41,9 @@ WAVES_PER_SIMD = 2
 
 MFMA_ROWS = 16
 """Query rows (N) and key tokens (M) of one ``v_mfma_f32_16x16x128_f8f6f4``; its K is the head dim."""
+LOG_MFMA_ROWS = log2(MFMA_ROWS)
+MAX_ROWS = MFMA_ROWS
+"""Query rows (``query_len * H``) of a request that the decode scorer takes; requests of more are prefill."""
 ACCUMULATORS = MFMA_ROWS * MFMA_ROWS // LANES
 """Accumulators of a lane: consecutive tokens of one query row."""
 WAVE_ROWS = TILE_ROWS // WAVES
@@ -35,12 +56,16 @@ WAVE_TOKENS = N_TILES * MFMA_ROWS
 REDUCED_ROWS = 2
 """Query rows whose scores a lane holds once a block is reduced: of N-tile ``lane // 16`` and of the fourth
 after it."""
+REDUCED_TOKENS = WAVE_TOKENS // REDUCED_ROWS
+"""Query tokens from one of these rows to the next."""
+LOG_BLOCK = log2(BLOCK_TOKENS)
+LOG_MAXIMA = log2(MAXIMA_BLOCKS)
 
 OPERAND_BYTES = 16
 """Bytes of one LDS read or write of keys, a column of a key row."""
 COLUMNS = HEAD_DIM // OPERAND_BYTES
 LANE_CODE_BYTES = CODE_BYTES // THREADS
-LANE_SCALE_BYTES = BLOCK_TOKENS * GROUPS // THREADS
+LANE_SCALE_BYTES = SCALE_BYTES // THREADS
 
 SLOT_BYTES = BLOCK_TOKENS * HEAD_DIM
 """LDS bytes of a dequantised block; two slots, one read while the other is written."""
@@ -50,16 +75,15 @@ LUT_AT = 2 * SLOT_BYTES
 LDS_BYTES = LUT_AT + LUT_ENTRIES * LUT_ENTRY_BYTES
 
 
-# Where the decode scorer's pages are on their way, and which of the two a process uses. Needs no FlyDSL.
-#
-# The scores are the same bits. Which is faster only a benchmark on the device can tell:
-# NVFP4_INDEXER_DECODE_LAYOUT takes its answer.
+# ---- Page staging of the decode scorer ----
 
 Layout = Literal["registers", "staged"]
-"""In registers, or in LDS by DMA."""
+"""Where pages in flight go: to registers, or to LDS by DMA. Scores are the same bits; which is faster only a
+benchmark on the device can tell."""
 LAYOUTS: tuple[Layout, ...] = ("registers", "staged")
 DEFAULT_LAYOUT: Layout = "registers"
 VARIABLE = "NVFP4_INDEXER_DECODE_LAYOUT"
+"""Setting that chooses the layout."""
 
 
 def chosen_layout() -> Layout:
@@ -77,7 +101,11 @@ def chosen_layout() -> Layout:
     )
 
 
-# Types of keys, each with an insert kernel of its own. Needs no FlyDSL.
+# ---- Insert: a kernel for each type of keys ----
+
+KEYS_PER_WORKGROUP = THREADS // GROUPS
+LOAD_BYTES = 16
+"""Bytes, and alignment, of a load of keys."""
 
 
 class KeyType(Enum):
@@ -98,20 +126,20 @@ class KeyType(Enum):
 
     @property
     def num_bytes(self) -> int:
-        """Of one value."""
+        """Bytes of a value."""
         return 4 if self is KeyType.FLOAT32 else 2
 
 
-# Which top-k kernels there are, and which one a call takes. Needs no FlyDSL.
+# ---- Top-k: kernels by class of k and length of row ----
 
 NO_GROUP = 1 << 25
 """A group past every row: the 32-bit byte offset of its columns lies behind any row's end."""
 MAX_BLOCKS = (NO_GROUP - 16) * MAXIMA_BLOCKS
 """Blocks of a row at most, 2 GiB of scores."""
-CLASSES = (16, 32, 64)
-"""A kernel selects the best 16, 32 or 64; the first ``k`` of them are given out."""
+CLASSES = (MAX_TOPK // 4, MAX_TOPK // 2, MAX_TOPK)
+"""A kernel selects the best 16, 32 or 64 and gives out the first ``k`` of them."""
 _SHORT_ROWS = 4
-"""Rows that a wave takes one after the other, where they are short: what is a lane's is computed once."""
+"""Rows that a wave selects one after the other where they are short: per-lane constants are computed once."""
 
 
 @dataclass(frozen=True)
@@ -162,36 +190,29 @@ def variant_for(k: int, num_blocks: int, grouped: bool) -> Variant:
     return min(fitting, key=lambda one: one.most_groups or NO_GROUP)
 
 
-# Symbols of the kernels, by what tells them apart; top-k's are in ``Variant.name``. Needs no FlyDSL.
+# ---- Symbols; those of top-k are in ``Variant.name`` ----
 
 
 def prefill_name(heads: int) -> str:
-    """Of the prefill scorer for ``heads`` index heads."""
+    """Symbol of the prefill scorer for ``heads`` index heads."""
     return f"score_prefill_h{heads}"
 
 
 def decode_name(heads: int, layout: Layout = DEFAULT_LAYOUT) -> str:
-    """Of the decode scorer for ``heads`` index heads and a layout of pages on their way."""
+    """Symbol of the decode scorer for ``heads`` index heads and a page staging."""
     return f"score_decode_h{heads}" + ("" if layout == DEFAULT_LAYOUT else f"_{layout}")
 
 
 def insert_name(key_type: KeyType) -> str:
-    """Of the insert kernel for keys of a type."""
+    """Symbol of the insert kernel for keys of a type."""
     return f"insert_{key_type.value}"
 
 
 def kernel_names() -> tuple[str, ...]:
-    """Of every kernel."""
+    """Symbols of all kernels."""
     return (
         *map(prefill_name, SUPPORTED_HEADS),
         *(decode_name(heads, layout) for layout in LAYOUTS for heads in SUPPORTED_HEADS),
         *(variant.name for variant in VARIANTS),
         *map(insert_name, KeyType),
     )
-
-
-# The insert kernels' division of work. Needs no FlyDSL.
-
-KEYS_PER_WORKGROUP = THREADS // GROUPS
-LOAD_BYTES = 16
-"""Keys are loaded in pieces of so many bytes, aligned to them."""

@@ -171,7 +171,7 @@ class GroupWriter:
         self, key_type: KeyType, arguments: InsertArguments, workgroup: d.Value, thread: d.Value
     ) -> None:
         self.key_type, self.arguments = key_type, arguments
-        self.key = workgroup * KEYS_PER_WORKGROUP + d.shift_right(thread, 3)
+        self.key = workgroup * KEYS_PER_WORKGROUP + d.shift_right(thread, geometry.log2(GROUPS))
         self.group = thread & (GROUPS - 1)
 
     def run(self) -> None:
@@ -180,10 +180,10 @@ class GroupWriter:
 
     def _insert(self) -> None:
         args = self.arguments
-        at = d.pointer(args.slots + d.wide(self.key) * 8, d.GLOBAL)
+        at = d.pointer(args.slots + d.zext(self.key) * 8, d.GLOBAL)
         slot = fx.Int64(llvm.load(T.i64, at, alignment=8))
         group_bytes = GROUP_DIMS * self.key_type.num_bytes
-        start = args.keys + d.wide(self.key) * args.key_stride + d.wide(self.group * group_bytes)
+        start = args.keys + d.zext(self.key) * args.key_stride + d.zext(self.group * group_bytes)
         key = d.pointer(start, d.GLOBAL)
         pieces = [d.load(4, d.offset(key, at)) for at in range(0, group_bytes, LOAD_BYTES)]
         words = [d.element(piece, j) for piece in pieces for j in range(4)]
@@ -193,7 +193,7 @@ class GroupWriter:
 
     def _store(self, slot: fx.Int64, words: list[d.Value]) -> None:
         codes, scale = quantized(unpacked(words, self.key_type))
-        page_id = fx.Int64(arith.shrui(d.i64(slot), d.i64(BLOCK_TOKENS.bit_length() - 1)))
+        page_id = fx.Int64(arith.shrui(d.i64(slot), d.i64(geometry.LOG_BLOCK)))
         page = d.pointer(self.arguments.pages + page_id * self.arguments.page_stride, d.GLOBAL)
         token = fx.Int32(arith.trunci(T.i32, d.i64(slot))) & (BLOCK_TOKENS - 1)
         unit = token * GROUPS + self.group

@@ -22,7 +22,10 @@ from kernel.backends.flydsl.geometry import (
     KEYS_PER_WORKGROUP,
     LOAD_BYTES,
     MAX_BLOCKS,
+    MAX_ROWS,
+    OPERAND_BYTES,
     WAVES,
+    WAVES_PER_SIMD,
     KeyType,
     Layout,
     Variant,
@@ -118,9 +121,8 @@ class CompiledKernels(Generic[Key]):
             kernel(*arguments, fx.Stream(stream))
 
 
-_WORKGROUPS_PER_COMPUTE_UNIT = 2
-_OPERAND_ALIGNMENT = 16
-"""Bytes that queries and LUT entries are loaded at."""
+_WORKGROUPS_PER_COMPUTE_UNIT = WAVES_PER_SIMD
+"""A workgroup has a wave on each SIMD."""
 
 
 class PrefillLauncher:
@@ -223,14 +225,11 @@ def _rows(kind: str, name: str, rows: torch.Tensor | None, first: int = 0) -> di
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy that starts where the kernels' loads of operands may."""
-    return tensor if tensor.data_ptr() % _OPERAND_ALIGNMENT == 0 else tensor.clone()
+    return tensor if tensor.data_ptr() % OPERAND_BYTES == 0 else tensor.clone()
 
 
 # Launching the decode scorer. Its grid and arguments depend on shapes only, never on what lengths hold.
 
-MAX_ROWS = 16
-"""Query rows (``query_len * H``) of a request that the kernel scores; requests of more are prefill."""
-_WAVES = 4
 _INT32 = 2**31
 
 
@@ -365,7 +364,7 @@ def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) 
         maxima: whether group maxima are wanted; a workgroup then has a group of 16 blocks at least.
         compute_units: of the device.
     """
-    most = num_requests * -(-blocks // (MAXIMA_BLOCKS if maxima else _WAVES))
+    most = num_requests * -(-blocks // (MAXIMA_BLOCKS if maxima else WAVES))
     fill = (_WORKGROUPS_PER_COMPUTE_UNIT * compute_units).bit_length() - 1
     return min(fill, (most - 1).bit_length())
 

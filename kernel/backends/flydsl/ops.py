@@ -1,7 +1,7 @@
-"""The device operations that FlyDSL's public API does not offer, over the MLIR dialects in its wheel.
+"""Device operations that FlyDSL's public API lacks, over the MLIR dialects in its wheel.
 
-Everything here takes FlyDSL numbers, MLIR values or Python ints (32-bit constants). The order of calls is the
-order of the operations in the IR, which :func:`pin` and :func:`fence` make binding for LLVM.
+Operands are FlyDSL numbers, MLIR values or Python ints (32-bit constants). Calls add operations to the IR in
+their order; :func:`pin` and :func:`fence` make LLVM keep it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from flydsl.expr.typing import T, as_ir_value
 from kernel.backends.flydsl.geometry import LANES
 
 Value: TypeAlias = Any
-"""An MLIR value or a FlyDSL number; FlyDSL has no types that a checker could use."""
+"""An MLIR value or a FlyDSL number; FlyDSL has no type hints."""
 
 GLOBAL, LDS, CONSTANT = 1, 3, 4
 """LLVM address spaces."""
 NON_TEMPORAL = 2
-"""Cache policy of what is read once."""
-_DYNAMIC = -(2**31)  # how a GEP says that an index is an operand
+"""Cache policy of data that is read once."""
+_DYNAMIC = -(2**31)  # in a GEP: the index is an operand
 
 
 def i32(x: Value) -> Value:
@@ -32,16 +32,15 @@ def i32(x: Value) -> Value:
 
 
 def i64(x: Value) -> Value:
-    """An MLIR value of 64 bits; 32-bit values are zero-extended, which needs no instruction for the upper
-    half's sign."""
+    """An MLIR value of 64 bits; 32-bit values are zero-extended."""
     if isinstance(x, int):
         return arith.constant(T.i64, x)
     x = as_ir_value(x)
     return arith.extui(T.i64, x) if x.type == T.i32 else x
 
 
-def wide(x: Value) -> fx.Int64:
-    """A non-negative number as a FlyDSL 64-bit one."""
+def zext(x: Value) -> fx.Int64:
+    """Zero-extended to a 64-bit FlyDSL number."""
     return fx.Int64(i64(x))
 
 
@@ -50,11 +49,11 @@ def f32(x: float) -> Value:
 
 
 # ---- integers and vectors ----
-def minimum(a: Value, b: Value) -> fx.Int32:
+def min_i32(a: Value, b: Value) -> fx.Int32:
     return fx.Int32(arith.minsi(i32(a), i32(b)))
 
 
-def maximum(a: Value, b: Value) -> fx.Int32:
+def max_i32(a: Value, b: Value) -> fx.Int32:
     return fx.Int32(arith.maxsi(i32(a), i32(b)))
 
 
@@ -63,7 +62,7 @@ def shift_left(a: Value, bits: Value) -> fx.Int32:
 
 
 def shift_right(a: Value, bits: Value) -> fx.Int32:
-    """Logical shift: the numbers here are not negative, and LLVM then knows it."""
+    """Logical shift: operands are not negative, and LLVM then knows it."""
     return fx.Int32(arith.shrui(i32(a), i32(bits)))
 
 
@@ -71,8 +70,8 @@ def shift_right_signed(a: Value, bits: int) -> fx.Int32:
     return fx.Int32(arith.shrsi(i32(a), i32(bits)))
 
 
-def below(a: Value, b: Value) -> fx.Boolean:
-    """``a < b`` of unsigned numbers: a negative one is above every other."""
+def less_unsigned(a: Value, b: Value) -> fx.Boolean:
+    """``a < b``, unsigned: false for a negative ``a``."""
     return fx.Boolean(arith.cmpi(arith.CmpIPredicate.ult, i32(a), i32(b)))
 
 
@@ -148,7 +147,7 @@ def scalar_load(dwords: int, address: Value) -> Value:
 def buffer(address: Value, num_bytes: Value) -> Value:
     """Buffer descriptor: dwords read at or past ``num_bytes`` are 0 and touch no memory."""
     base = fx.inttoptr(fx.PointerType.get(T.i8, fx.AddressSpace.Global, 1), fx.Int64(i64(address)))
-    return fx.rocdl.get_buffer_rsrc(fx.rocdl.make_buffer_ptr(base, num_records_bytes=wide(num_bytes)))
+    return fx.rocdl.get_buffer_rsrc(fx.rocdl.make_buffer_ptr(base, num_records_bytes=zext(num_bytes)))
 
 
 def buffer_load(dwords: int, descriptor: Value, num_bytes: Value, policy: int = 0) -> Value:
@@ -163,9 +162,9 @@ def shared_memory(num_bytes: int) -> Value:
     return fx.SharedAllocator().allocate(fx.Array[fx.Uint8, num_bytes, 16]).peek().ptr.llvm_ptr
 
 
-# ---- arithmetic that LLVM must be told about ----
+# ---- arithmetic ----
 def max_f32(a: Value, b: Value) -> Value:
-    """Maximum that may assume no NaN and ignore zero's sign: else LLVM canonicalises each operand first."""
+    """Maximum without NaN and signed zeros: else LLVM canonicalises each operand first."""
     return arith.maxnumf(a, b, fastmath=ir.Attribute.parse("#arith.fastmath<nnan,nsz>"))
 
 
@@ -179,7 +178,7 @@ def uniform(x: Value) -> fx.Int32:
     return fx.Int32(fx.rocdl.readfirstlane(T.i32, as_ir_value(x)))
 
 
-def swap(width: int, a: Value, b: Value) -> list[Value]:
+def permlane_swap(width: int, a: Value, b: Value) -> list[Value]:
     """Exchange the odd ``width``-lane rows of ``a`` with the even ones of ``b``, both 32-bit integers."""
     pair = ir.Type.parse("!llvm.struct<(i32, i32)>")
     exchange = rocdl.permlane32_swap if width == 32 else rocdl.permlane16_swap
@@ -190,7 +189,7 @@ def swap(width: int, a: Value, b: Value) -> list[Value]:
 def fold(width: int, a: Value, b: Value) -> Value:
     """Maximum of two fp32 over lanes ``width`` apart, both in one register: afterwards even rows of lanes
     hold ``a`` of two rows, odd ones ``b`` of them."""
-    swapped = swap(width, *(llvm.BitcastOp(T.i32, x).result for x in (a, b)))
+    swapped = permlane_swap(width, *(llvm.BitcastOp(T.i32, x).result for x in (a, b)))
     return max_f32(*(llvm.BitcastOp(T.f32, x).result for x in swapped))
 
 
@@ -233,7 +232,7 @@ def _pick(magnitudes: Value, selector: Value) -> Value:
 
 # ---- order ----
 def pin(value: Value) -> Value:
-    """Fix where a value is computed, at no instruction.
+    """Fix where a value is computed, without an instruction.
 
     Instruction selection orders pure operations (MFMA, max, byte permutes) as it likes; only operations with
     side effects keep the source's order. A pinned value is also opaque: LLVM cannot hoist what two branches
@@ -250,13 +249,13 @@ def pin_scalar(value: Value) -> Value:
 
 
 def keep(value: Value) -> None:
-    """Hold a value's registers until here. LLVM would reuse those of a load in flight that nobody reads, and
-    wait for it to do so."""
+    """Hold a value's registers until here: LLVM would reuse those of an unread load in flight, and wait for
+    it."""
     llvm.inline_asm(None, [as_ir_value(value)], "; keep", "v", has_side_effects=True)
 
 
 def fence() -> None:
-    """Nothing is scheduled across this point."""
+    """The scheduler moves nothing across this point."""
     fx.rocdl.sched_barrier(0)
 
 
@@ -307,10 +306,7 @@ def if_then(condition: Value, then: Callable[[], None], otherwise: Callable[[], 
                 scf.YieldOp([])
 
 
-# Operations across the 64 lanes of a wave: moves within rows of 16 lanes, swaps, ballots, prefix counts.
-#
-# Values are 32-bit integers, one a lane.
-
+# ---- across the 64 lanes of a wave: 32-bit integers, one a lane ----
 QUAD_XOR1, QUAD_XOR2, QUAD_XOR3 = 0xB1, 0x4E, 0x1B
 """DPP controls: the lane whose number in its quad differs in these bits."""
 ROW_MIRROR, ROW_HALF_MIRROR = 0x140, 0x141
@@ -322,16 +318,23 @@ def row_rotate(lanes: int) -> int:
     return 0x120 + lanes
 
 
-def moved(x: Value, control: int) -> fx.Int32:
-    """Each lane reads the lane that a DPP control names; every lane must be active."""
-    return fx.Int32(rocdl.update_dpp(T.i32, i32(0), as_ir_value(x), control, 15, 15, True))
+def dpp_mov(x: Value, control: int, rows: int = 0b1111, *, bound_ctrl: bool = True) -> fx.Int32:
+    """``v_mov_b32_dpp``: each lane reads the lane that a DPP control names; every lane must be active.
+
+    Args:
+        x: the value read.
+        control: which lane.
+        rows: mask of the rows of 16 lanes that are written; the others get 0.
+        bound_ctrl: the instruction's bit; a lane without a source gets 0 either way.
+    """
+    moved = rocdl.update_dpp(T.i32, i32(0), as_ir_value(x), control, rows, _EVERY_BANK, bound_ctrl)
+    return fx.Int32(moved)
 
 
-def swapped(width: int, x: Value) -> tuple[fx.Int32, fx.Int32]:
-    """Both of two lanes that lie ``width`` (16 or 32) lanes apart get what both hold: (of the lower, of the
-    upper)."""
+def permlane_pair(width: int, x: Value) -> tuple[fx.Int32, fx.Int32]:
+    """Two lanes ``width`` (16 or 32) lanes apart both get the values of both: (the lower's, the upper's)."""
     x = as_ir_value(x)
-    low, high = (fx.Int32(both) for both in swap(width, x, x))
+    low, high = (fx.Int32(both) for both in permlane_swap(width, x, x))
     return low, high
 
 
@@ -345,31 +348,30 @@ def any_lane(condition: Value) -> Value:
     return ballot(condition) != 0
 
 
-def count_lanes(mask: Value) -> fx.Int32:
-    """Lanes of a ballot; uniform."""
+def popcount(mask: Value) -> fx.Int32:
+    """Lanes in a ballot; uniform."""
     ones = llvm.call_intrinsic(T.i64, "llvm.ctpop.i64", [as_ir_value(mask)], [], [])
     return fx.Int32(arith.trunci(T.i32, ones))
 
 
-def lanes_below(mask: Value) -> fx.Int32:
-    """How many lanes of a ballot come before this one."""
+def mbcnt(mask: Value) -> fx.Int32:
+    """Lanes in a ballot before this one."""
     mask = as_ir_value(mask)
     low = arith.trunci(T.i32, mask)
     high = arith.trunci(T.i32, arith.shrui(mask, i64(32)))
     return fx.Int32(rocdl.mbcnt_hi(T.i32, high, rocdl.mbcnt_lo(T.i32, low, i32(0))))
 
 
-def of_lane(x: Value, mask: Value) -> fx.Int32:
-    """What the first lane of a ballot holds; uniform. Of an empty ballot: lane 0."""
+def read_first_lane(x: Value, mask: Value) -> fx.Int32:
+    """The value of a ballot's first lane, of lane 0 where it is empty; uniform."""
     no = arith.constant(ir.IntegerType.get_signless(1), 0)
     first = llvm.call_intrinsic(T.i64, "llvm.cttz.i64", [as_ir_value(mask), no], [], [])
-    lane = arith.andi(arith.trunci(T.i32, first), i32(LANES - 1))
-    return fx.Int32(rocdl.readlane(T.i32, as_ir_value(x), lane))
+    return readlane(x, arith.andi(arith.trunci(T.i32, first), i32(LANES - 1)))
 
 
-def median(a: Value, b: Value, c: Value) -> fx.Int32:
+def med3(a: Value, b: Value, c: Value) -> fx.Int32:
     """The median, in the form that LLVM selects as ``v_med3_i32``."""
-    return maximum(minimum(a, b), minimum(maximum(a, b), c))
+    return max_i32(min_i32(a, b), min_i32(max_i32(a, b), c))
 
 
 def sign_of_bit(lane: Value, bit: int) -> fx.Int32:
@@ -379,16 +381,14 @@ def sign_of_bit(lane: Value, bit: int) -> fx.Int32:
 
 
 def wave_sync() -> None:
-    """What lanes of this wave wrote to LDS can be read by its other lanes: LDS is in order within a wave, so
-    this only keeps the compiler from reordering."""
+    """Makes the wave's LDS writes visible to its lanes: LDS is in order in a wave, so only the compiler is
+    kept from reordering."""
     llvm.fence(llvm.AtomicOrdering.release, syncscope="wavefront")
     rocdl.wave_barrier()
     llvm.fence(llvm.AtomicOrdering.acquire, syncscope="wavefront")
 
 
-# Prefix sums over the lanes of a wave, and single lanes' values.
-
-_EVERY_BANK = 15
+_EVERY_BANK = 0b1111
 _SHIFT_RIGHT, _BROADCAST_15, _BROADCAST_31 = 0x110, 0x142, 0x143
 """DPP controls: from the lane so many before; lane 15 of a row, lane 31, to the rows after it."""
 _SCAN = (
@@ -403,11 +403,10 @@ def prefix_sum(x: Value) -> fx.Int32:
     """Sum of the lanes up to and with this one; every lane must be active."""
     total = fx.Int32(x)
     for control, rows in _SCAN:
-        moved = rocdl.update_dpp(T.i32, i32(0), as_ir_value(total), control, rows, _EVERY_BANK, False)
-        total = total + fx.Int32(moved)
+        total = total + dpp_mov(total, control, rows, bound_ctrl=False)
     return total
 
 
-def lane_value(x: Value, lane: Value) -> fx.Int32:
-    """What lane ``lane`` (uniform, 0 .. 63) holds; uniform."""
+def readlane(x: Value, lane: Value) -> fx.Int32:
+    """The value of lane ``lane`` (uniform, 0 .. 63); uniform."""
     return fx.Int32(rocdl.readlane(T.i32, as_ir_value(x), i32(lane)))

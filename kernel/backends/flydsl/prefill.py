@@ -83,17 +83,17 @@ class ItemScorer:
     """
 
     def __init__(self, heads: int, arguments: PrefillArguments, workgroup: Value, thread: Value) -> None:
-        self.heads, self.log_heads = heads, heads.bit_length() - 1
+        self.heads, self.log_heads = heads, geo.log2(heads)
         self.arguments = arguments
         self.thread = thread
         self.lane = thread & (geo.LANES - 1)
-        self.wave = d.uniform(d.shift_right(thread, 6))
+        self.wave = d.uniform(d.shift_right(thread, geo.LOG_LANES))
 
-        item = d.scalar_load(WORK_ITEM_DWORDS, arguments.work + d.wide(workgroup) * (WORK_ITEM_DWORDS * 4))
+        item = d.scalar_load(WORK_ITEM_DWORDS, arguments.work + d.zext(workgroup) * (WORK_ITEM_DWORDS * 4))
         fields = [fx.Int32(d.element(item, k)) for k in range(WORK_ITEM_DWORDS)]
         table_offset, self.first_token, self.num_tokens, self.position = fields[:4]
         self.first_block, self.end_block, self.fill_end = fields[4:7]
-        self.table = arguments.table + d.wide(table_offset) * 4
+        self.table = arguments.table + d.zext(table_offset) * 4
         self.wave_token = d.shift_right(self.wave, self.log_heads) * BLOCK_TOKENS + (
             self.wave & (heads - 1)
         ) * (geo.MFMA_ROWS // heads)
@@ -103,8 +103,9 @@ class ItemScorer:
             d.select(has_rows, self.position + self.wave_token, fx.Int32(-2 * BLOCK_TOKENS))
         )
         # A block below plain_end is seen whole by every row and gets no sentinel.
-        self.plain_end = d.minimum(
-            d.shift_right(self.position + 1, 7), d.shift_right(self.position, 7) + 1 - arguments.local_blocks
+        self.plain_end = d.min_i32(
+            d.shift_right(self.position + 1, geo.LOG_BLOCK),
+            d.shift_right(self.position, geo.LOG_BLOCK) + 1 - arguments.local_blocks,
         )
         self.aligned = (self.position & (BLOCK_TOKENS - 1)) == 0
         self.wants_maxima = arguments.maxima != 0
@@ -122,18 +123,24 @@ class ItemScorer:
             + self.block.quarter * geo.MFMA_ROWS
             + d.shift_right(self.block.row, self.log_heads)
         )
-        self.live = [self.lane_token + 64 * j < self.num_tokens for j in range(geo.REDUCED_ROWS)]
-        cell = d.wide(self.block.row & (self.heads - 1)) * args.score_head_stride
-        cell = cell + d.wide(self.first_token + self.lane_token) * args.score_token_stride
+        self.live = [
+            self.lane_token + geo.REDUCED_TOKENS * j < self.num_tokens for j in range(geo.REDUCED_ROWS)
+        ]
+        cell = d.zext(self.block.row & (self.heads - 1)) * args.score_head_stride
+        cell = cell + d.zext(self.first_token + self.lane_token) * args.score_token_stride
         self.scores_at = d.offset(d.pointer(args.scores, d.GLOBAL), cell * 4)
 
     def _maxima_at(self) -> Value:
         """As the scores, but computed when needed: once in 16 blocks, and no registers held for it."""
         args = self.arguments
         lane = fx.Int32(d.pin(self.lane))
-        token = self.wave_token + (lane & 48) + d.shift_right(lane & (geo.MFMA_ROWS - 1), self.log_heads)
-        cell = d.wide(lane & (self.heads - 1)) * args.maxima_head_stride
-        cell = cell + d.wide(self.first_token + token) * args.maxima_token_stride
+        token = (
+            self.wave_token
+            + (lane & (geo.LANES - geo.MFMA_ROWS))
+            + d.shift_right(lane & (geo.MFMA_ROWS - 1), self.log_heads)
+        )
+        cell = d.zext(lane & (self.heads - 1)) * args.maxima_head_stride
+        cell = cell + d.zext(self.first_token + token) * args.maxima_token_stride
         return d.offset(d.pointer(args.maxima, d.GLOBAL), cell * 4)
 
     # ---- queries and pages ----
@@ -142,9 +149,9 @@ class ItemScorer:
         columns = []
         for nt in range(geo.N_TILES):
             token = self.wave_token + (d.shift_right(self.block.row, self.log_heads) + nt * geo.MFMA_ROWS)
-            token = self.first_token + d.minimum(token, self.num_tokens - 1)
-            row = d.wide(token * self.heads + (self.block.row & (self.heads - 1)))
-            address = row * HEAD_DIM + d.wide(self.block.quarter * geo.OPERAND_BYTES)
+            token = self.first_token + d.min_i32(token, self.num_tokens - 1)
+            row = d.zext(token * self.heads + (self.block.row & (self.heads - 1)))
+            address = row * HEAD_DIM + d.zext(self.block.quarter * geo.OPERAND_BYTES)
             base = d.offset(d.pointer(self.arguments.q, d.GLOBAL), address)
             columns.append([d.load(4, d.offset(base, c * HEAD_DIM // 2)) for c in range(2)])
         return columns
@@ -152,14 +159,14 @@ class ItemScorer:
     def _page_id(self, block: Value) -> Value:
         """Page of a block; past the item's last block that one again, for the columns beyond may hold
         anything."""
-        column = d.minimum(block, self.end_block - 1)
-        return d.scalar_load(1, self.table + d.wide(column) * 4)
+        column = d.min_i32(block, self.end_block - 1)
+        return d.scalar_load(1, self.table + d.zext(column) * 4)
 
     def _load_page(self, page_id: Value) -> list[Value]:
         """This lane's 32 code bytes and 4 scale bytes, through a descriptor of the page: no load can leave
         it."""
-        page = d.buffer(self.arguments.pages + d.wide(page_id) * self.arguments.page_stride, PAGE_BYTES)
-        codes = [d.buffer_load(4, page, self.block.code_offset + 16 * k) for k in range(2)]
+        page = d.buffer(self.arguments.pages + d.zext(page_id) * self.arguments.page_stride, PAGE_BYTES)
+        codes = [d.buffer_load(4, page, self.block.code_offset + geo.OPERAND_BYTES * k) for k in range(2)]
         return [*codes, d.buffer_load(1, page, self.block.scale_offset)]
 
     def _prologue(self) -> Carried:
@@ -168,12 +175,12 @@ class ItemScorer:
         page_ids = [self._page_id(self.first_block + (2 + k)) for k in range(STORE_BLOCKS)]
         raw, next_raw = self._load_page(first), self._load_page(second)
         lut_offset = self.thread * geo.LUT_ENTRY_BYTES
-        entry = d.load(2, d.offset(d.pointer(self.arguments.lut, d.GLOBAL), d.wide(lut_offset)))
+        entry = d.load(2, d.offset(d.pointer(self.arguments.lut, d.GLOBAL), d.zext(lut_offset)))
         d.fence()
         columns = self._load_queries()
         d.fence()
         # The LUT holds magnitudes; the sign bit of a scale byte, the upper half of the entries, goes in here.
-        signs = d.shift_right(self.thread, 7) * d.as_int32(0x80808080)
+        signs = d.shift_right(self.thread, geo.log2(geo.LUT_ENTRIES) - 1) * d.as_int32(0x80808080)
         entry = d.pack([fx.Int32(d.element(entry, k)) ^ signs for k in range(2)], T.i32)
         d.store(entry, d.offset(self.block.lds, lut_offset + geo.LUT_AT), geo.LUT_ENTRY_BYTES)
         d.lds_barrier()
@@ -217,7 +224,9 @@ class ItemScorer:
         """Up to four blocks with causal masks and sentinels, one a trip; blocks past the item's end are not
         computed."""
         token = self.position + fx.Int32(d.pin(self.lane_token))
-        num_blocks = [d.shift_right(token + 64 * j, 7) + 1 for j in range(geo.REDUCED_ROWS)]
+        num_blocks = [
+            d.shift_right(token + geo.REDUCED_TOKENS * j, geo.LOG_BLOCK) + 1 for j in range(geo.REDUCED_ROWS)
+        ]
         wave_last = self.wave_position + (geo.WAVE_TOKENS - geo.MFMA_ROWS + (geo.MFMA_ROWS - 1) // self.heads)
 
         def trip(b: fx.Int32, values: list[Value]) -> list[Value]:
@@ -253,7 +262,10 @@ class ItemScorer:
                 return d.if_else(
                     self.aligned,
                     types,
-                    lambda: seen(self.block.diagonal_start(self.wave_position & 15), lambda m: max(m - 1, 0)),
+                    lambda: seen(
+                        self.block.diagonal_start(self.wave_position & (geo.MFMA_ROWS - 1)),
+                        lambda m: max(m - 1, 0),
+                    ),
                     unaligned,
                 )
 
@@ -284,7 +296,7 @@ class ItemScorer:
             return [*ahead, *page_ids[1:], page_id, keys, *scores]
 
         unscored = [self.minus_infinity] * (geo.REDUCED_ROWS * STORE_BLOCKS)
-        end = d.minimum(block + STORE_BLOCKS, self.end_block)
+        end = d.min_i32(block + STORE_BLOCKS, self.end_block)
         values = d.for_range(block, end, 1, [*carried.raw, *carried.page_ids, carried.keys, *unscored], trip)
         scores = [values[8:12], values[12:]]
         left = Carried(values[:3], values[3:7], values[7], carried.maxima)
@@ -319,20 +331,20 @@ class ItemScorer:
 
     def _store_scores(self, block: Value, rows: list[list[Value]]) -> None:
         """Four scores a row, 16 bytes; rows may start at any cell, so aligned to a cell only."""
-        at = d.offset(self.scores_at, d.wide(block) * 4)
+        at = d.offset(self.scores_at, d.zext(block) * 4)
         for scores, live in zip(rows, self.live):
             row = d.pack(scores, T.f32)
             d.if_then(live, lambda row=row, at=at: d.store(row, at, 4))  # type: ignore[misc]
-            at = d.offset(at, self.arguments.score_token_stride * (4 * 64))
+            at = d.offset(at, self.arguments.score_token_stride * (4 * geo.REDUCED_TOKENS))
 
     def _store_last_scores(self, block: Value, rows: list[list[Value]]) -> None:
         """As :meth:`_store_scores`, but nothing at or past ``fill_end``, the end of the row."""
         for i in range(STORE_BLOCKS - 1):
-            at = d.offset(self.scores_at, d.wide(block + i) * 4)
+            at = d.offset(self.scores_at, d.zext(block + i) * 4)
             for scores, live in zip(rows, self.live):
                 kept = live & (block + i < self.fill_end)
                 d.if_then(kept, lambda score=scores[i], at=at: d.store(score, at, 4))  # type: ignore[misc]
-                at = d.offset(at, self.arguments.score_token_stride * (4 * 64))
+                at = d.offset(at, self.arguments.score_token_stride * (4 * geo.REDUCED_TOKENS))
 
     def _store_within_row(self, block: Value, rows: list[list[Value]]) -> None:
         d.if_then(
@@ -342,10 +354,10 @@ class ItemScorer:
         )
 
     def _store_maxima(self, block: Value, rows: list[Value]) -> None:
-        at = d.offset(self._maxima_at(), d.wide(d.shift_right(block, 4)) * 4)
+        at = d.offset(self._maxima_at(), d.zext(d.shift_right(block, geo.LOG_MAXIMA)) * 4)
         for row, live in zip(rows, self.live):
             d.if_then(live, lambda row=row, at=at: d.store(row, at, 4))  # type: ignore[misc]
-            at = d.offset(at, self.arguments.maxima_token_stride * (4 * 64))
+            at = d.offset(at, self.arguments.maxima_token_stride * (4 * geo.REDUCED_TOKENS))
 
     # ---- the item ----
     def run(self) -> None:
@@ -355,8 +367,8 @@ class ItemScorer:
         since with a choice in one loop LLVM copies everything carried at its end.
         """
         first, end = self.first_block, self.end_block
-        plain_first = d.maximum(first, (self.arguments.init_blocks + (STORE_BLOCKS - 1)) & -STORE_BLOCKS)
-        plain_end = d.minimum(self.plain_end, end) & -STORE_BLOCKS
+        plain_first = d.max_i32(first, (self.arguments.init_blocks + (STORE_BLOCKS - 1)) & -STORE_BLOCKS)
+        plain_end = d.min_i32(self.plain_end, end) & -STORE_BLOCKS
         has_plain = plain_first < plain_end
         # Chains of minima become vector instructions; the loops need scalars.
         plain_first = d.uniform(d.select(has_plain, plain_first, end))

@@ -61,7 +61,7 @@ class BlockScorer:
         self.log_heads = log_heads
         self.wave, self.lane = wave, lane
         self.wave_position = wave_position
-        self.quarter, self.row = d.shift_right(lane, 4), lane & (geo.MFMA_ROWS - 1)
+        self.quarter, self.row = d.shift_right(lane, geo.LOG_MFMA_ROWS), lane & (geo.MFMA_ROWS - 1)
         self.lds = d.shared_memory(geo.LDS_BYTES)
         self.zero = d.pack([d.f32(0.0)] * geo.ACCUMULATORS, T.f32)
         self.queries: list[Value] = []
@@ -73,12 +73,13 @@ class BlockScorer:
         swizzle = d.shift_right(self.row, 1)
         column = self.quarter ^ swizzle
         self.read_at = [
-            d.offset(self.lds, self.row * HEAD_DIM + c * geo.OPERAND_BYTES) for c in (column, column ^ 4)
+            d.offset(self.lds, self.row * HEAD_DIM + c * geo.OPERAND_BYTES)
+            for c in (column, column ^ geo.COLUMNS // 2)
         ]
         # Lane l of wave w dequantises token 32 w + l / 2, dims 64 (l % 2) .. + 63, which are columns 4 (l %
         # 2) .. + 3.
-        token = self.wave * 32 + d.shift_right(self.lane, 1)
-        column = (self.lane & 1) * 4 ^ (d.shift_right(token, 1) & 7)
+        token = self.wave * (BLOCK_TOKENS // geo.WAVES) + d.shift_right(self.lane, 1)
+        column = (self.lane & 1) * (geo.COLUMNS // 2) ^ (d.shift_right(token, 1) & (geo.COLUMNS - 1))
         self.write_at = [
             d.offset(self.lds, token * HEAD_DIM + (column ^ j) * geo.OPERAND_BYTES)
             for j in range(geo.COLUMNS // 2)
@@ -137,11 +138,11 @@ class BlockScorer:
         """
         lane = fx.Int32(d.pin(self.lane))  # else this is computed before the loop and held
         row = d.shift_right(lane & (geo.MFMA_ROWS - 1), self.log_heads)
-        ahead = ahead + row - d.shift_right(lane, 4) * geo.ACCUMULATORS
+        ahead = ahead + row - d.shift_right(lane, geo.LOG_MFMA_ROWS) * geo.ACCUMULATORS
         masks = []
         for behind in (0, geo.MFMA_ROWS):
             quad = [(ahead - (i + behind)) * HIDE_STEP for i in range(geo.ACCUMULATORS)]
-            masks.append(d.pin(d.as_f32x4([d.minimum(d.maximum(x, HIDE_MOST), 0) for x in quad])))
+            masks.append(d.pin(d.as_f32x4([d.min_i32(d.max_i32(x, HIDE_MOST), 0) for x in quad])))
         return masks
 
     def diagonal_start(self, ahead: fx.Int32) -> StartValue:
@@ -298,13 +299,13 @@ def score_unaligned_diagonal(
     for step in scorer.dequantise_steps(raw, slots[1]):
         step()
     ahead = scorer.wave_position - block * BLOCK_TOKENS
-    first = d.shift_right_signed(ahead, 4)
+    first = d.shift_right_signed(ahead, geo.LOG_MFMA_ROWS)
     starts, ends = scorer.diagonal_masks(ahead & (geo.MFMA_ROWS - 1))
 
     def tile(m: Value, values: list[Value], start_values: dict[int, Value]) -> list[Value]:
         """M-tile m of the N-tiles that have start values; carries the M-tile's keys and the maxima so far."""
         running = values[1:]
-        read = d.minimum(m + 1, geo.M_TILES - 1) * (geo.MFMA_ROWS * HEAD_DIM) + d.as_int32(slots[0])
+        read = d.min_i32(m + 1, geo.M_TILES - 1) * (geo.MFMA_ROWS * HEAD_DIM) + d.as_int32(slots[0])
         following = scorer.read_keys(read, 0)
         tile_keys = d.pin(values[0])
         products: dict[int, Value] = {}

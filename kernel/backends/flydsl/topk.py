@@ -33,9 +33,9 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.geometry import LANES, NO_GROUP, WAVES, Variant
+from kernel.backends.flydsl.geometry import LANES, LOG_LANES, LOG_MAXIMA, NO_GROUP, WAVES, Variant
 from kernel.backends.flydsl.jit import launcher
-from kernel.backends.flydsl.ops import Value, any_lane, ballot, median, of_lane, wave_sync
+from kernel.backends.flydsl.ops import Value, any_lane, ballot, med3, read_first_lane, wave_sync
 from kernel.backends.flydsl.signatures import Launch, TopkArguments
 from kernel.backends.flydsl.topk_candidates import (
     LEAST_BOUND,
@@ -129,7 +129,7 @@ class RowSelector:
             keys = [self._keys(raw[u], lane_first + covered * u, left, width) for u in range(slices)]
             for key in (key for of_slice in keys for key in of_slice):
                 maxima = _with(key, maxima)
-            state = State(count, d.maximum(bound, self.order.bound(maxima)))
+            state = State(count, d.max_i32(bound, self.order.bound(maxima)))
             for u in range(slices):
                 not_id = d.as_int32(-1 - covered * u) - base - lane_first
                 not_ids = [not_id - j for j in range(width)]
@@ -182,7 +182,7 @@ class RowSelector:
         """Skip the slice where no lane has a column that reaches the bound."""
         highest = keys[0]
         for key in keys[1:]:
-            highest = d.maximum(highest, key)
+            highest = d.max_i32(highest, key)
 
         def some() -> State:
             longer = self.list.append(keys, not_ids, state)
@@ -230,7 +230,7 @@ class RowSelector:
         self._note_group(place, d.select(chosen, mine.column, d.as_int32(NO_GROUP)))
         last = ballot(mine.live & (mine.place == self.best - 1))
         key = arith.trunci(T.i32, arith.shrsi(mine.candidate, d.i64(32)))
-        return fx.Int32(d.select(last == 0, d.as_int32(LEAST_BOUND), of_lane(key, last)))
+        return fx.Int32(d.select(last == 0, d.as_int32(LEAST_BOUND), read_first_lane(key, last)))
 
     def _note_group(self, place: Value, group: Value) -> None:
         d.store(group, d.offset(self._selected, place * 4), 4)
@@ -269,8 +269,8 @@ class RowSelector:
 
 def _with(key: Value, maxima: Sequence[Value]) -> list[Value]:
     """The one or two greatest keys of a lane, descending, and one more key."""
-    greatest = d.maximum(maxima[0], key)
-    return [greatest] if len(maxima) == 1 else [greatest, median(key, maxima[0], maxima[1])]
+    greatest = d.max_i32(maxima[0], key)
+    return [greatest] if len(maxima) == 1 else [greatest, med3(key, maxima[0], maxima[1])]
 
 
 class WaveRows:
@@ -291,7 +291,7 @@ class WaveRows:
         thread: d.Value,
     ) -> None:
         self.variant, self.arguments = variant, arguments
-        wave = d.uniform(d.shift_right(thread, 6))
+        wave = d.uniform(d.shift_right(thread, LOG_LANES))
         grouped = variant.most_groups is not None
         own_bytes = lds_bytes(variant.best, grouped)
         lds = d.offset(d.shared_memory(WAVES * own_bytes), wave * own_bytes)
@@ -310,12 +310,12 @@ class WaveRows:
             self._row(token)
             return []
 
-        d.for_range(self.first_token, d.minimum(self.first_token + rows, num_tokens), 1, [], trip)
+        d.for_range(self.first_token, d.min_i32(self.first_token + rows, num_tokens), 1, [], trip)
 
     def _row(self, token: fx.Int32) -> None:
         args, select = self.arguments, self.selector
-        num = fx.Int32(d.scalar_load(1, args.num_blocks + d.wide(token) * 4))
-        num = d.maximum(d.minimum(num, args.columns), 0)
+        num = fx.Int32(d.scalar_load(1, args.num_blocks + d.zext(token) * 4))
+        num = d.max_i32(d.min_i32(num, args.columns), 0)
         scores = Cells.at(
             self._cell(args.scores, args.score_head_stride, args.score_token_stride, token), num
         )
@@ -331,7 +331,7 @@ class WaveRows:
 
         def groups() -> list[d.Value]:
             maxima = self._cell(args.maxima, args.maxima_head_stride, args.maxima_token_stride, token)
-            cells = Cells.at(maxima, d.shift_right(num + (MAXIMA_BLOCKS - 1), 4))
+            cells = Cells.at(maxima, d.shift_right(num + (MAXIMA_BLOCKS - 1), LOG_MAXIMA))
             most = self.variant.most_groups
             # A group a lane and load, not four: a row of few groups still has one in every lane.
             chunk, once = most or GROUP_CHUNK, bool(most)
@@ -346,7 +346,7 @@ class WaveRows:
 
     def _cell(self, base: d.Value, head_stride: d.Value, token_stride: d.Value, token: fx.Int32) -> d.Value:
         """Address of a row's first cell."""
-        return base + (d.wide(self.head) * head_stride + d.wide(token) * token_stride) * 4
+        return base + (d.zext(self.head) * head_stride + d.zext(token) * token_stride) * 4
 
 
 def build(variant: Variant) -> Launch:

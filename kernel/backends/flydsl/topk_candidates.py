@@ -24,13 +24,13 @@ from kernel.backends.flydsl.ops import (
     ROW_MIRROR,
     Value,
     ballot,
-    count_lanes,
-    lanes_below,
-    median,
-    moved,
+    dpp_mov,
+    mbcnt,
+    med3,
+    permlane_pair,
+    popcount,
     row_rotate,
     sign_of_bit,
-    swapped,
     wave_sync,
 )
 from kernel.plan import MAXIMA_BLOCKS
@@ -105,13 +105,13 @@ class CandidateList:
             if legal:  # of a conjunction's ballot LLVM makes two vector instructions more
                 mask = mask & ballot(legal[at])
                 passes = passes & legal[at]
-            place, end = lanes_below(mask), self._entry(count)
+            place, end = mbcnt(mask), self._entry(count)
 
             def put(key: Value = key, not_id: Value = not_id, place: Value = place, end: Value = end) -> None:
                 d.store(d.pack([not_id, key], T.i32), d.offset(end, place * _BYTES), _BYTES)
 
             d.if_then(passes, put)
-            count = count + count_lanes(mask)
+            count = count + popcount(mask)
         return State(count, state.bound)
 
     def cut_if_long(self, state: State, ordered: bool, most: int, *, rare: bool) -> State:
@@ -238,7 +238,7 @@ class CandidateList:
             return after
 
         place = rest(_SURE, counted(d.as_int32(0), _SURE, d.i32(0)))
-        low, high = swapped(32, place)
+        low, high = permlane_pair(32, place)
         return [mine, low + high]
 
     def _keep(self, state: State, slots: int, rare: bool) -> None:
@@ -260,7 +260,7 @@ class CandidateList:
         lower."""
         last = d.offset(self.lds, _BYTES * (self.best - 1) + 4)  # the list was longer: there is one
         key = d.uniform(llvm.load(T.i32, last, alignment=4))
-        return State(d.i32(self.best), d.maximum(state.bound, key + 1 if ordered else key))
+        return State(d.i32(self.best), d.max_i32(state.bound, key + 1 if ordered else key))
 
 
 def _one_more(place: Value, other: Value, mine: Value) -> Value:
@@ -326,22 +326,22 @@ class KeyOrder:
             The key, uniform and above ``NO_COLUMN``.
         """
         if self.best == 16:
-            low, high = swapped(16, self._sorted_rows(maxima[0]))
-            x = self._merged_rows(d.maximum(low, moved(high, ROW_MIRROR)), row_rotate(8))
-            low, high = swapped(32, x)
-            x = d.maximum(low, moved(high, ROW_MIRROR))
+            low, high = permlane_pair(16, self._sorted_rows(maxima[0]))
+            x = self._merged_rows(d.max_i32(low, dpp_mov(high, ROW_MIRROR)), row_rotate(8))
+            low, high = permlane_pair(32, x)
+            x = d.max_i32(low, dpp_mov(high, ROW_MIRROR))
         elif self.best == 32:
-            x = d.maximum(*self._halves_against_each_other(self._sorted_halves(maxima[0])))
+            x = d.max_i32(*self._halves_against_each_other(self._sorted_halves(maxima[0])))
         else:
             ascending = self._sorted_wave(fx.Int32(maxima[1]) ^ -1) ^ -1
-            x = d.maximum(self._sorted_wave(maxima[0]), ascending)
+            x = d.max_i32(self._sorted_wave(maxima[0]), ascending)
         for lanes in (8, 4, 2, 1):
-            x = d.minimum(x, moved(x, row_rotate(lanes)))
+            x = d.min_i32(x, dpp_mov(x, row_rotate(lanes)))
         if self.best >= 32:
-            x = d.minimum(*swapped(16, x))
+            x = d.min_i32(*permlane_pair(16, x))
         if self.best == 64:
-            x = d.minimum(*swapped(32, x))
-        return d.maximum(d.uniform(x), LEAST_BOUND)
+            x = d.min_i32(*permlane_pair(32, x))
+        return d.max_i32(d.uniform(x), LEAST_BOUND)
 
     def _sorted_rows(self, x: Value) -> fx.Int32:
         """Each row of 16 lanes in descending order."""
@@ -353,33 +353,33 @@ class KeyOrder:
             (QUAD_XOR2, 1),
             (QUAD_XOR1, 0),
         ):
-            x = self._exchange(x, moved(x, control), bit)
+            x = self._exchange(x, dpp_mov(x, control), bit)
         return self._merged_rows(x, ROW_MIRROR)
 
     def _merged_rows(self, x: Value, first: int) -> fx.Int32:
         """Descending rows from rows of two sorted halves (``first`` mirrors) or from bitonic ones."""
-        x = self._exchange(x, moved(x, first), 3)
-        x = self._exchange(x, moved(moved(x, ROW_HALF_MIRROR), QUAD_XOR3), 2)
-        x = self._exchange(x, moved(x, QUAD_XOR2), 1)
-        return self._exchange(x, moved(x, QUAD_XOR1), 0)
+        x = self._exchange(x, dpp_mov(x, first), 3)
+        x = self._exchange(x, dpp_mov(dpp_mov(x, ROW_HALF_MIRROR), QUAD_XOR3), 2)
+        x = self._exchange(x, dpp_mov(x, QUAD_XOR2), 1)
+        return self._exchange(x, dpp_mov(x, QUAD_XOR1), 0)
 
     def _sorted_halves(self, x: Value) -> fx.Int32:
         """Each half of the wave in descending order."""
-        low, high = swapped(16, self._sorted_rows(x))
-        x = median(low, moved(high, ROW_MIRROR), self.keep[4])
+        low, high = permlane_pair(16, self._sorted_rows(x))
+        x = med3(low, dpp_mov(high, ROW_MIRROR), self.keep[4])
         return self._merged_rows(x, row_rotate(8))
 
     def _sorted_wave(self, x: Value) -> fx.Int32:
         """The 64 lanes in descending order."""
-        x = median(*self._halves_against_each_other(self._sorted_halves(x)), self.keep[5])
-        x = median(*swapped(16, x), self.keep[4])
+        x = med3(*self._halves_against_each_other(self._sorted_halves(x)), self.keep[5])
+        x = med3(*permlane_pair(16, x), self.keep[4])
         return self._merged_rows(x, row_rotate(8))
 
     def _halves_against_each_other(self, x: Value) -> tuple[fx.Int32, fx.Int32]:
         """The lower half's lane i, and the upper half's lane 31 - i, in both halves."""
-        low, high = swapped(32, x)
-        even, odd = swapped(16, moved(high, ROW_MIRROR))
+        low, high = permlane_pair(32, x)
+        even, odd = permlane_pair(16, dpp_mov(high, ROW_MIRROR))
         return low, fx.Int32(d.select(self._in_odd_row, even, odd))
 
     def _exchange(self, x: Value, partner: Value, bit: int) -> fx.Int32:
-        return median(x, partner, self.keep[bit])
+        return med3(x, partner, self.keep[bit])
