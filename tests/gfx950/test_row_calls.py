@@ -11,8 +11,8 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.pipeline import ScoreResult
 from kernel.backends import registry
 from kernel.backends.base import Order
-from kernel.backends.flydsl import backend as pieces_module
-from kernel.backends.flydsl.backend import pieces
+from kernel.backends.flydsl import backend as chunks_module
+from kernel.backends.flydsl.backend import chunks
 from kernel.backends.flydsl.geometry import MAX_BLOCKS
 from kernel.backends.flydsl.launch import InsertLauncher, TopkLauncher
 from kernel.backends.reference import ReferenceBackend
@@ -140,17 +140,17 @@ def test_of_the_kernels_scores_equals_the_oracles(order: Order) -> None:
 
 
 @pytest.mark.parametrize("cells", [1, 100, 2000, 1 << 20])
-def test_pieces_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
-    """Within the memory, or one query at a time; rows of requests left out are in no piece."""
-    monkeypatch.setattr(pieces_module, "_CELLS", cells)
+def test_chunks_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, cells: int) -> None:
+    """Within the memory, or one query at a time; rows of requests left out are in no chunk."""
+    monkeypatch.setattr(chunks_module, "_CELLS", cells)
     batch = random_call(RAGGED, 4).batch()
     batch = batch.subset(request for request in batch.requests if request.table_row != 3)
     rows = torch.zeros(batch.total_q, dtype=torch.int32)
-    for piece_rows, piece in pieces(batch):
-        rows[piece_rows] += 1
-        assert piece.total_q == piece_rows.stop - piece_rows.start
-        assert piece.total_q == 1 or 4 * piece.total_q * piece.num_score_blocks <= cells
-        assert_same_bits(piece.num_blocks_per_query(), batch.num_blocks_per_query()[piece_rows])
+    for chunk_rows, chunk in chunks(batch):
+        rows[chunk_rows] += 1
+        assert chunk.total_q == chunk_rows.stop - chunk_rows.start
+        assert chunk.total_q == 1 or 4 * chunk.total_q * chunk.num_score_blocks <= cells
+        assert_same_bits(chunk.num_blocks_per_query(), batch.num_blocks_per_query()[chunk_rows])
     expected = torch.zeros_like(rows)
     for request in batch.requests:
         expected[request.query_start : request.query_start + request.query_len] = 1

@@ -1,6 +1,6 @@
-"""The gfx950 backend: what :class:`kernel.backends.base.Backend` asks for.
+"""The gfx950 backend: each operation of :class:`kernel.backends.base.Backend` by FlyDSL kernels.
 
-Every operation is a FlyDSL kernel: torch only allocates.
+torch only allocates. ``select`` works through the batch in chunks whose scores take bounded memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from kernel.backends.base import Order, Precision
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.launch import (
-    MAX_ROWS,
     DecodeLauncher,
     InsertLauncher,
     PrefillLauncher,
@@ -23,18 +22,15 @@ from kernel.backends.flydsl.runtime import Device
 from kernel.batch import Request, ScoreBatch
 from kernel.plan import MAXIMA_BLOCKS
 
-# A batch in pieces whose scores take bounded memory.
-
 _CELLS = 1 << 26
-"""Score cells of a piece: 256 MiB."""
+"""Score cells of a chunk: 256 MiB."""
 
 
-def pieces(batch: ScoreBatch) -> Iterator[tuple[slice, ScoreBatch]]:
-    """Cut a batch so that the scores of each piece take ``_CELLS`` cells at most, or are one query's.
+def chunks(batch: ScoreBatch) -> Iterator[tuple[slice, ScoreBatch]]:
+    """Splits a batch so that the scores of a chunk take ``_CELLS`` cells at most, or are one query's.
 
     Returns:
-        For each piece the rows of the batch's ``q`` that it holds, none of which belong to requests outside
-        the batch, and the batch of these rows alone.
+        For each chunk its rows of ``q``, all of the batch's requests, and the batch of these rows.
     """
     run: list[Request] = []
     for request in _short_requests(batch):
@@ -43,15 +39,15 @@ def pieces(batch: ScoreBatch) -> Iterator[tuple[slice, ScoreBatch]]:
         cells = batch.num_heads * rows * max(other.num_blocks for other in together)
         follows = not run or run[-1].query_start + run[-1].query_len == request.query_start
         if run and (cells > _CELLS or not follows):
-            yield _piece(batch, run)
+            yield _chunk(batch, run)
             together = [request]
         run = together
     if run:
-        yield _piece(batch, run)
+        yield _chunk(batch, run)
 
 
 def _short_requests(batch: ScoreBatch) -> Iterator[Request]:
-    """The requests with queries, cut so that the scores of each take ``_CELLS`` cells at most."""
+    """Requests with queries, split so that the scores of each take ``_CELLS`` cells at most."""
     for request in batch.requests:
         step = max(_CELLS // (batch.num_heads * max(request.num_blocks, 1)), 1)
         for first in range(0, request.query_len, step):
@@ -64,7 +60,7 @@ def _short_requests(batch: ScoreBatch) -> Iterator[Request]:
             )
 
 
-def _piece(batch: ScoreBatch, requests: list[Request]) -> tuple[slice, ScoreBatch]:
+def _chunk(batch: ScoreBatch, requests: list[Request]) -> tuple[slice, ScoreBatch]:
     start, last = requests[0].query_start, requests[-1]
     rows = slice(start, last.query_start + last.query_len)
     moved = tuple(replace(request, query_start=request.query_start - start) for request in requests)
@@ -80,7 +76,7 @@ class FlydslBackend:
         precision: either; the accumulation is fp32 and meets both bounds.
 
     Raises:
-        DeviceUnavailableError: what is missing, or a setting that there is not.
+        DeviceUnavailableError: something is missing, or a setting is unknown.
     """
 
     max_decode_queries = 16
@@ -111,16 +107,14 @@ class FlydslBackend:
     def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
         """See :meth:`kernel.backends.base.Backend.select`."""
         num_blocks = batch.num_blocks_per_query().to(self.device)
-        for rows, piece in pieces(batch):
-            shape = (piece.num_heads, piece.total_q, piece.num_score_blocks)
+        for rows, chunk in chunks(batch):
+            shape = (chunk.num_heads, chunk.total_q, chunk.num_score_blocks)
             scores = torch.empty(shape, dtype=torch.float32, device=self.device)
             maxima = None
-            if (
-                shape[2] > 2 * MAXIMA_BLOCKS * block_ids.shape[2]
-            ):  # else the scores are quicker read themselves
+            if shape[2] > 2 * MAXIMA_BLOCKS * block_ids.shape[2]:  # shorter rows are quicker scanned whole
                 groups = (*shape[:2], -(-shape[2] // MAXIMA_BLOCKS))
                 maxima = torch.empty(groups, dtype=torch.float32, device=self.device)
-            self._score(piece, scores, maxima, fill=False)
+            self._score(chunk, scores, maxima, fill=False)
             self._topk(scores, num_blocks[rows], block_ids[:, rows], order, maxima)
 
     def _score(
@@ -131,11 +125,13 @@ class FlydslBackend:
         *,
         fill: bool = True,
     ) -> None:
-        """Requests of few query rows by the decode kernel, the others by prefill.
+        """Scores requests of few query rows with the decode kernel, the others with prefill.
 
-        Without ``fill`` cells past a request's blocks may stay as they were.
+        Without ``fill``, cells past a request's blocks may stay unwritten.
         """
-        short, long = batch.split_by_length(min(self.max_decode_queries, MAX_ROWS // batch.num_heads))
+        short, long = batch.split_by_length(
+            min(self.max_decode_queries, geometry.MAX_ROWS // batch.num_heads)
+        )
         if short.requests:
             self._decode(short, scores, maxima, fill=fill)
         if long.requests:

@@ -17,8 +17,8 @@ Which of the two ``Layout`` s is faster only the device can tell: the scores are
 The speed limit is memory: 9,216 B a page at 8 TB/s over 256 CUs are about 700 clocks of a CU, and a page's
 302 vector instructions, 4 clocks each and spread over four SIMDs, are about 302.
 
-The grid depends on no length (``score_decode_share.py``), so that a captured launch serves any lengths;
-lengths and page ids read from memory are not believed, and nothing is read or written outside the buffers.
+The grid depends on no length (``decode_share.py``), so that a captured launch serves any lengths. Lengths and
+page ids read from memory are clamped or bounds-checked: nothing is read or written outside the buffers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernel.backends.flydsl.decode_page import (
     PageScorer,
     RegisterPages,
     StagedPages,
-    late,
+    load_argument,
 )
 from kernel.backends.flydsl.decode_share import (
     RequestOutput,
@@ -51,10 +51,8 @@ from kernel.backends.flydsl.ops import Value
 from kernel.backends.flydsl.signatures import DecodeArguments, Launch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 
-# A wave's blocks of one request: the ring of pages in flight, the diagonal. See ``score_decode.py``.
-
 _HIDDEN = -3e38
-"""Start value of a token that a row does not see; scores stay within 128 * 448 * 448 < 2^25."""
+"""Start value of a masked token; scores stay within 128 * 448 * 448 < 2^25."""
 
 
 class RequestScorer:
@@ -74,24 +72,24 @@ class RequestScorer:
         self.heads, self.log_heads = heads, geo.log2(heads)
         self.arguments, self.share, self.part, self.page = arguments, share, part, page
         self.minus_infinity = d.f32(float("-inf"))
-        self.local_blocks = late("local_blocks")
+        self.local_blocks = load_argument("local_blocks")
         self.rows = d.min_i32(part.query_len, geo.MAX_ROWS // heads) * heads
         self.position = part.seq_len - part.query_len
-        known = d.less_unsigned(part.table_row, late("table_height"))
+        known = d.less_unsigned(part.table_row, load_argument("table_height"))
         row = fx.Int32(d.select(known, part.table_row, d.i32(0)))
-        self.table_row = late("table") + d.zext(row) * d.zext(late("table_width")) * 4
+        self.table_row = load_argument("table") + d.zext(row) * d.zext(load_argument("table_width")) * 4
 
     def run(self) -> None:
         """Score the wave's blocks of the request."""
         part = self.part
-        # Blocks that some row sees whole and without a sentinel; no other page is read in the ring.
+        # The ring reads only pages of blocks that are fully visible to some row and get no sentinel there.
         whole = d.shift_right(part.seq_len, geo.LOG_BLOCK)
         unforced = d.shift_right(part.seq_len + (BLOCK_TOKENS - 1), geo.LOG_BLOCK) - self.local_blocks
         self.needed_end = d.min_i32(d.min_i32(whole, unforced), part.end)
         step = d.shift_left(1, part.log_step)
 
-        self.page.settle()
-        # All is requested before anything is waited for; the queries first, or their wait were one for pages.
+        self.page.drain()
+        # All loads are issued before the first wait; the queries' first, so that their wait includes no page.
         depth = self.page.depth
         ids = [self._page_id(part.first + k) for k in range(depth)]
         ahead_ids = self._ids_ahead(part.first, step)
@@ -101,9 +99,9 @@ class RequestScorer:
         ring = [self.page.load(self._page(part.first + k, ids[k]), k) for k in range(depth)]
         # The first row sees the least.
         seen = d.shift_right_signed(self.position, geo.LOG_BLOCK) + 1 - self.local_blocks
-        plain_end = d.min_i32(seen, d.shift_right_signed(self.position + 1, geo.LOG_BLOCK))
+        unmasked_end = d.min_i32(seen, d.shift_right_signed(self.position + 1, geo.LOG_BLOCK))
         self.output = RequestOutput(
-            self.heads, self.arguments, self.share, part, self.rows, self.row_position, diagonal, plain_end
+            self.heads, self.arguments, self.share, part, self.rows, self.row_position, diagonal, unmasked_end
         )
         self.page.queries = _as_operand(queries)
 
@@ -121,7 +119,7 @@ class RequestScorer:
                 late = fetch_ids if k == 0 else None
                 score, ring[slot] = self.page.score(ring[slot], slot, page, pages_after=depth - 1, late=late)
                 scores.append(score)
-            # Held here: LLVM would sink them into the block of their use, and wait there a whole latency.
+            # Pinned: LLVM would sink the loads into the block of their use and wait a whole latency there.
             after = [d.pin_scalar(page_id) for page_id in after]
             best = self.output.store(block, scores, best)
             return [*(value for page in ring for value in page), *after, best]
@@ -138,7 +136,7 @@ class RequestScorer:
     def _tail(
         self, block: fx.Int32, rest: fx.Int32, ring: list[list[Value]], ids: list[Value], best: Value
     ) -> None:
-        """The last one to three blocks, whose pages are in the ring, or get there."""
+        """The last one to three blocks."""
         most, depth = TRIP_BLOCKS - 1, self.page.depth
 
         def scores(k: int) -> list[Value]:
@@ -160,7 +158,7 @@ class RequestScorer:
         self.output.store(block, found, best, end=self.part.end)
 
     def _unpacked(self, values: list[Value]) -> tuple[list[list[Value]], list[Value], Value]:
-        """The pages in flight, the ids of those that the trip requests, the maxima so far."""
+        """Loop-carried state: the pages in flight, the ids of the pages to request, the maxima so far."""
         count, depth = self.page.values, self.page.depth
         ring = [values[count * k : count * (k + 1)] for k in range(depth)]
         return ring, values[count * depth : -1], values[-1]
@@ -169,15 +167,14 @@ class RequestScorer:
     def _load_queries(self) -> list[Value]:
         """32 bytes of this lane's row; rows past the end repeat the last one."""
         row = self.part.query_start * self.heads + d.min_i32(self.share.row(), self.rows - 1)
-        last = late("total_q") * self.heads - 1
+        last = load_argument("total_q") * self.heads - 1
         row = fx.Int32(d.select(d.less_unsigned(row, last), row, last))
         address = d.zext(row) * HEAD_DIM + d.zext(self.share.quarter() * (HEAD_DIM // 4))
-        base = d.offset(d.pointer(late("q"), d.GLOBAL), address)
+        base = d.offset(d.pointer(load_argument("q"), d.GLOBAL), address)
         return [d.load(4, d.offset(base, geo.OPERAND_BYTES * half)) for half in range(2)]
 
     def _page_id(self, block: fx.Int32) -> Value:
-        """Page of a block; past the request's last block that one's, for the columns beyond may hold
-        anything."""
+        """Page of a block, of the request's last block past its end: columns beyond may hold anything."""
         column = d.min_i32(block, self.part.num_blocks - 1)
         return d.scalar_load(1, self.table_row + d.zext(column) * 4)
 
@@ -191,8 +188,8 @@ class RequestScorer:
         return [self._page_id(self._ahead(block, step, k)) for k in range(TRIP_BLOCKS)]
 
     def _page(self, block: fx.Int32, page_id: Value, *, diagonal: bool = False) -> Value:
-        """Descriptor of a page: no load can leave it. Of no bytes where the page is not needed or not in the
-        cache: its loads then give 0 and cost no traffic, without a branch."""
+        """Descriptor of a page, which bounds every load. Of 0 bytes where the page is not needed or not in
+        the cache: loads then give 0 without traffic or a branch."""
         needed = d.less_unsigned(page_id, self.arguments.num_pages)
         if not diagonal:
             needed = needed & (block >= self.arguments.init_blocks) & (block < self.needed_end)
@@ -201,10 +198,10 @@ class RequestScorer:
 
     # ---- the diagonal ----
     def _diagonal_scores(self, queries: list[Value]) -> Value:
-        """Of each row the score of the block that it sees in part, before the ring is loaded.
+        """Each row's score of its partly visible block, before the ring is loaded.
 
-        Only without local blocks: else that block's score is a sentinel. The rows of a request lie in at most
-        two such blocks.
+        Only without local blocks: else that block's score is a sentinel. A request's rows end in two blocks
+        at most.
         """
         part = self.part
         token = d.shift_right(self.share.row(), self.log_heads)
@@ -253,7 +250,7 @@ def trace(
     lut_offset = thread * geo.LUT_ENTRY_BYTES
     entry = d.load(2, d.offset(d.pointer(arguments.lut, d.GLOBAL), d.zext(lut_offset)))
     share = Share(arguments, workgroup, wave, lane, lds)
-    # The LUT holds magnitudes; the sign bit of a scale byte, the upper half of the entries, goes in here.
+    # The LUT holds magnitudes; the sign bit of a scale byte, the upper half of the entries, is added here.
     signs = d.shift_right(thread, geo.log2(geo.LUT_ENTRIES) - 1) * d.as_int32(0x80808080)
     entry = d.pack([fx.Int32(d.element(entry, k)) ^ signs for k in range(2)], T.i32)
     d.store(entry, d.offset(d.offset(lds, lut_offset), LUT_AT), geo.LUT_ENTRY_BYTES)

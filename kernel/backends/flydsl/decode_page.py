@@ -5,8 +5,7 @@
 
 The order of an MFMA's k is free as long as A and B agree on it, so a lane takes 16 CONSECUTIVE code bytes of
 a key row, and 2 of the row's 8 scale bytes. It takes the scales of whole rows, and lanes n, 16 + n, 32 + n,
-48 + n exchange them. How pages come to the lanes differs: ``score_decode_registers.py`` and
-``score_decode_staged.py``.
+48 + n exchange them. Page staging differs: :class:`RegisterPages` and :class:`StagedPages`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from kernel.backends.flydsl.ops import Value
 from kernel.backends.flydsl.signatures import DecodeArguments, formats
 from kernel.contract import CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
 
-# The arguments and sizes of the decode scorer. See ``score_decode.py``.
-
 TRIP_BLOCKS = 4
 """Blocks that a wave scores in one trip, and pages that it has in flight."""
 SPREAD_GROUPS = 2
@@ -39,7 +36,7 @@ PARTIAL_BYTES = geo.WAVES * geo.MAX_ROWS * 4
 PLACE_BYTES = geo.MAX_ROWS * 8
 """Addresses of a shared group's maxima, one of each row; 0 where nothing is to be stored."""
 REQUEST_BYTES = 16
-"""What a wave keeps of a request: table row, first query, end of its queries, length."""
+"""A request in LDS: table row, first query, end of its queries, length."""
 LUT_AT = 0
 PARTIALS_AT = LUT_AT + geo.LUT_ENTRIES * geo.LUT_ENTRY_BYTES
 PLACES_AT = PARTIALS_AT + SPREAD_GROUPS * PARTIAL_BYTES
@@ -47,7 +44,7 @@ REQUESTS_AT = PLACES_AT + SPREAD_GROUPS * PLACE_BYTES
 LDS_BYTES = REQUESTS_AT + geo.THREADS * REQUEST_BYTES
 
 
-def late(name: str) -> Any:
+def load_argument(name: str) -> Any:
     """An argument of the kernel, read from its argument segment here and now.
 
     All 40 words do not fit the scalar registers beside the loop's: what is used only before or after the loop
@@ -59,7 +56,7 @@ def late(name: str) -> Any:
 
 
 def _segment() -> fx.Int64:
-    """Address of the kernel's arguments, hidden from LLVM: what is loaded from it is loaded there."""
+    """Address of the argument segment, opaque to LLVM: a load from it stays where it is traced."""
     kind = ir.Type.parse(f"!llvm.ptr<{d.CONSTANT}>")
     segment = llvm.call_intrinsic(kind, "llvm.amdgcn.kernarg.segment.ptr", [], [], [])
     return fx.Int64(d.pin_scalar(llvm.ptrtoint(T.i64, segment)))
@@ -114,15 +111,15 @@ class PageScorer(ABC):
         """16 code bytes of M-tile m; ``younger`` as for :meth:`scales`."""
 
     @abstractmethod
-    def settle(self) -> None:
-        """Before slots are loaded anew: nothing may be on its way into them."""
+    def drain(self) -> None:
+        """Wait until no load into a slot is in flight."""
 
     def load(self, page: Value, slot: int) -> list[Value]:
         """Request a whole page, in the order in which it is due."""
         values: list[Value] = []
         for part in range(-1, geo.M_TILES):
             values += self.load_scales(page, slot) if part < 0 else self.load_codes(page, slot, part)
-            d.fence()  # in the loop's order, or LLVM's waits there are for the worst of both
+            d.fence()  # the loop's order: else LLVM's waits there cover the worse of both
         return values
 
     def score(
@@ -143,7 +140,7 @@ class PageScorer(ABC):
             following: descriptor of the page that is requested into its place, part by part.
             pages_after: pages requested after this one, at least.
             start: the accumulators' start values, 0 by default.
-            late: runs under the last M-tile.
+            late: traced under the last M-tile.
 
         Returns:
             The maximum, and the values of the following page.
@@ -213,28 +210,28 @@ def _reduced(highest: Value | None, accumulators: Value) -> Value:
     """The maximum of ``highest`` and the 4 tokens that this lane holds."""
     tokens = [d.element(accumulators, i) for i in range(geo.ACCUMULATORS)]
     values = tokens if highest is None else [highest, *tokens]
-    # Pinned in twos, each is one instruction that no later MFMA is held up by.
+    # Pinned in pairs, each is one v_max3 that delays no later MFMA.
     first = d.max_f32(d.max_f32(values[0], values[1]), values[2])
     rest = values[3:]
     second = d.max_f32(first, rest[0])
     return d.pin(second if len(rest) == 1 else d.max_f32(second, rest[1]))
 
 
-# Pages that go from memory straight into the registers that they are used from.
-#
-# For each M-tile one load of 16 bytes a lane is the whole operand, 8 whole lines of 128 bytes; two loads of 8
-# bytes a lane bring the scales. Four pages in flight take 144 registers of a lane. Lanes that lie side by
-# side read 64 bytes apart: what the address unit makes of that is not known without the device.
+# ---- Page staging ----
 
 _SCALE_LOADS = 2
 _TILE_BYTES = geo.MFMA_ROWS * TOKEN_CODE_BYTES
 _TILE_SCALE_BYTES = geo.MFMA_ROWS * GROUPS
 _IMMEDIATE_BYTES = 4096
-"""What a load's offset may add to its lane's."""
+"""Range of a load's immediate offset; a DMA adds it in memory and in LDS alike."""
 
 
 class RegisterPages(PageScorer):
     """Pages in registers.
+
+    For each M-tile one load of 16 bytes a lane is the whole operand, 8 whole lines of 128 bytes; two loads of
+    8 bytes a lane bring the scales. Four pages in flight take 144 registers of a lane. Neighbouring lanes
+    read 64 bytes apart; the address unit's cost of that is not known without the device.
 
     Args:
         lds: the workgroup's LDS, which holds the LUT.
@@ -270,31 +267,28 @@ class RegisterPages(PageScorer):
     def codes(self, page: list[Value], slot: int, m: int, younger: int) -> Value:  # noqa: ARG002
         return page[_SCALE_LOADS + m]
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Loads into registers write in order."""
 
 
-# Pages that a DMA brings into LDS, from where they are read as they are used.
-#
-# A DMA writes the 64 lanes' 16 bytes one after the other, so lanes that lie side by side can read memory side
-# by side: the friendliest order for the address unit, at the price of 144 clocks of LDS a page and CU
-# (prediction). LDS holds two pages of each of eight waves.
-#
-#     LDS of an M-tile    16-byte slot 4 n + (g ^ (n >> 2 & 3)) holds bytes 16 g .. 16 g + 15 of key row n
-#
-# so that the 16 lanes that read one column meet all banks once.
-#
-# LLVM would wait for every DMA in flight before any read of LDS, look-ups included. So the DMA is inline
-# assembly, which hides it, and the waits are made here: a DMA is over when no more than the ``younger`` ones
-# are in flight. It writes no register, so no hazard of the matrix unit is hidden with it.
-
-"""What a DMA's offset may add to its addresses, in memory and in LDS alike."""
 _DEPTH = 2
 STAGED_LDS_BYTES = LDS_BYTES + geo.WAVES * _DEPTH * PAGE_BYTES
 
 
 class StagedPages(PageScorer):
-    """Pages in LDS.
+    """Pages in LDS, written by DMA.
+
+    A DMA writes the 64 lanes' 16 bytes one after the other, so neighbouring lanes can read neighbouring
+    memory: the friendliest order for the address unit, at 144 clocks of LDS a page and CU (prediction). LDS
+    holds two pages of each of eight waves.
+
+        LDS of an M-tile    16-byte slot 4 n + (g ^ (n >> 2 & 3)) holds bytes 16 g .. 16 g + 15 of key row n
+
+    so that the 16 lanes that read one column touch each bank once.
+
+    LLVM would wait for every DMA in flight before any LDS read, look-ups included. Inline assembly hides the
+    DMA from it, and the waits are traced here: a DMA is complete when no more than the ``younger`` ones are
+    in flight. It writes no register, so no hazard of the matrix unit is hidden with it.
 
     Args:
         lds: the workgroup's LDS, of ``STAGED_LDS_BYTES``.
@@ -347,7 +341,7 @@ class StagedPages(PageScorer):
         operands = [as_ir_value(x) for x in (self._pages_at, from_offset, _words(page))]
         llvm.inline_asm(None, operands, text, "s,v,s,~{scc}", has_side_effects=True)
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         _wait_for_dma(0)
 
 

@@ -32,7 +32,7 @@ from kernel.backends.flydsl.decode_page import (
     REQUESTS_AT,
     SPREAD_GROUPS,
     TRIP_BLOCKS,
-    late,
+    load_argument,
 )
 from kernel.backends.flydsl.ops import Value, ballot, popcount, prefix_sum, readlane
 from kernel.backends.flydsl.signatures import DecodeArguments
@@ -96,7 +96,7 @@ class Share:
 
     # ---- lanes ----
     def lane(self) -> fx.Int32:
-        """This lane's number, hidden: what is made of it takes no register before it is needed."""
+        """This lane's number, opaque to LLVM: what derives from it takes no register before it is needed."""
         return fx.Int32(d.pin(self._lane))
 
     def quarter(self) -> fx.Int32:
@@ -123,7 +123,7 @@ class Share:
         return [*fields[:3], d.select(d.less_unsigned(number, args.batch), fields[3], d.i32(0))]
 
     def _blocks(self, fields: list[Value]) -> fx.Int32:
-        """Blocks that a request has scores for. Lengths are not believed: more than fit are cut."""
+        """Blocks that a request has scores for. Lengths beyond the table and the scores are clamped."""
         _, start, end, seq_len = (fx.Int32(field) for field in fields)
         has_rows = (seq_len > 0) & (end - start > 0)
         blocks = d.min_i32(d.shift_right(seq_len + (BLOCK_TOKENS - 1), geo.LOG_BLOCK), self.most_blocks)
@@ -196,7 +196,7 @@ class Share:
         d.for_range(self.first_request, self.end_request, 1, [self.units_before], request)
 
     def _fields(self, number: fx.Int32) -> list[Value]:
-        """A request's fields, uniform: kept in LDS for the first 64, else from memory."""
+        """A request's fields, uniform: from LDS for the first 64, else from memory."""
         kept = number - self.first_seen
 
         def from_lds() -> list[Value]:
@@ -205,7 +205,7 @@ class Share:
 
         def from_memory() -> list[Value]:
             names = ("table_rows", "query_starts", "query_ends", "seq_lens")
-            return [d.scalar_load(1, late(name) + d.zext(number) * 4) for name in names]
+            return [d.scalar_load(1, load_argument(name) + d.zext(number) * 4) for name in names]
 
         return d.if_else(kept < geo.LANES, [T.i32] * _FIELDS, from_lds, from_memory)
 
@@ -213,7 +213,7 @@ class Share:
         self, number: fx.Int32, fields: list[Value], blocks: fx.Int32, first: Value, end: Value, before: Value
     ) -> RequestPart:
         table_row, start, query_end, seq_len = (fx.Int32(field) for field in fields)
-        # Another wave comes first in the next request, so that short requests keep all four busy.
+        # The first wave rotates from request to request, so that short requests keep all four busy.
         quarter = (self.wave + number) & (geo.WAVES - 1)
         first_block = d.shift_left(first, self.log_unit)
         end_block = d.min_i32(d.shift_left(end, self.log_unit), blocks)
@@ -237,15 +237,15 @@ def _scaled(share: Value, total: fx.Int32, log_shares: Value) -> fx.Int32:
     return fx.Int32(arith.trunci(T.i32, arith.shrui(d.i64(product), d.i64(d.i32(log_shares)))))
 
 
-# What a wave writes of a request: scores, maxima of 16-block groups, -inf past the request's blocks.
-#
-# After the reduction lane 16 g + n holds the score of the g-th of four blocks for query row n. A group's
-# maximum is the wave's own where it has the whole group. Where the group is spread over the workgroup's
-# waves, each leaves its rows' maxima in LDS and :func:`store_spread_maxima` joins them at the kernel's end.
+# ---- Output ----
 
 
 class RequestOutput:
-    """Traces the stores of one request's part.
+    """Traces the stores of one request's part: scores, maxima of 16-block groups, -inf past its blocks.
+
+    After the reduction lane 16 g + n holds the score of the g-th of four blocks for query row n. A wave
+    stores a group's maximum where it scored the whole group. Where the group is spread over the workgroup's
+    waves, each puts its rows' maxima in LDS and :func:`store_spread_maxima` reduces them at the kernel's end.
 
     Args:
         heads: index heads, H.
@@ -255,7 +255,8 @@ class RequestOutput:
         rows: query rows of the request.
         row_position: position of this lane's query.
         diagonal: score of the block that this lane's row sees in part.
-        plain_end: blocks from the init blocks' end to here every row sees whole and without sentinels.
+        unmasked_end: blocks from the init blocks' end to here are fully visible to every row, without
+            sentinels.
     """
 
     def __init__(
@@ -267,26 +268,26 @@ class RequestOutput:
         rows: fx.Int32,
         row_position: fx.Int32,
         diagonal: Value,
-        plain_end: fx.Int32,
+        unmasked_end: fx.Int32,
     ) -> None:
         self.log_heads, self.head_mask = geo.log2(heads), heads - 1
         self.arguments, self.share, self.part, self.rows = arguments, share, part, rows
         self.minus_infinity = d.f32(float("-inf"))
         self.diagonal = diagonal
-        self.plain_end = plain_end
+        self.unmasked_end = unmasked_end
         quarter, row = share.quarter(), share.row()
-        # Blocks that this lane's scores of a trip meet when the trip's first block is so far.
+        # Compared with a trip's first block: where this lane's block lies past the row, or is its diagonal.
         self.past = d.shift_right_signed(row_position, geo.LOG_BLOCK) + 1 - quarter
         self.diagonal_block = d.shift_right_signed(row_position + 1, geo.LOG_BLOCK) - quarter
         token = part.query_start + d.shift_right(row, self.log_heads)
-        self.live = (row < rows) & d.less_unsigned(token, late("total_q"))
+        self.live = (row < rows) & d.less_unsigned(token, load_argument("total_q"))
         self.scores_at = d.pointer(self._row_at("score", row, token) + d.zext(quarter) * 4, d.GLOBAL)
 
     def _row_at(self, kind: Literal["score", "maxima"], row: Value, token: Value) -> fx.Int64:
         """Address of the first cell of a row."""
-        cell = d.zext(row & self.head_mask) * late(f"{kind}_head_stride")
-        cell = cell + d.zext(token) * late(f"{kind}_token_stride")
-        return fx.Int64(late("scores" if kind == "score" else kind) + cell * 4)
+        cell = d.zext(row & self.head_mask) * load_argument(f"{kind}_head_stride")
+        cell = cell + d.zext(token) * load_argument(f"{kind}_token_stride")
+        return fx.Int64(load_argument("scores" if kind == "score" else kind) + cell * 4)
 
     # ---- four blocks ----
     def store(self, block: fx.Int32, scores: list[Value], best: Value, end: Value | None = None) -> Value:
@@ -303,7 +304,7 @@ class RequestOutput:
         """
         halves = [d.pin(d.fold(32, scores[k], scores[k + 2])) for k in range(2)]
         (score,) = d.if_else(
-            self._plain(block),
+            self._unmasked(block),
             [T.f32],
             lambda: [d.fold(16, *halves)],
             lambda: [self._with_sentinels(block, d.fold(16, *halves))],
@@ -317,35 +318,35 @@ class RequestOutput:
         ends = ((following & (MAXIMA_BLOCKS - 1)) == 0) | (following >= self.part.end)
         ends = self.share.wants_maxima & (ends | (self.share.spread != 0))
 
-        def leave() -> list[Value]:
+        def flush() -> list[Value]:
             half = d.fold(32, best, best)
             highest = d.fold(16, half, half)
             d.if_then(
                 self.share.spread != 0,
-                lambda: self._leave_partial(block, highest),
+                lambda: self._store_partial(block, highest),
                 lambda: self._store_maximum(block, highest),
             )
             return [self.minus_infinity]
 
-        (best_after,) = d.if_else(ends, [T.f32], leave, lambda: [best])
+        (best_after,) = d.if_else(ends, [T.f32], flush, lambda: [best])
         return best_after
 
-    def _plain(self, block: fx.Int32) -> fx.Boolean:
-        """Whether every row sees all four blocks whole and without sentinels."""
+    def _unmasked(self, block: fx.Int32) -> fx.Boolean:
+        """Whether all four blocks are fully visible to every row and get no sentinel."""
         following = block + TRIP_BLOCKS
-        return (block >= self.arguments.init_blocks) & (following <= self.plain_end)
+        return (block >= self.arguments.init_blocks) & (following <= self.unmasked_end)
 
     def _with_sentinels(self, block: fx.Int32, score: Value) -> Value:
         score = d.select(self.diagonal_block == block, self.diagonal, score)
         init_blocks = self.arguments.init_blocks - block
         score = d.select(self.share.quarter() < init_blocks, d.f32(INIT_SCORE), score)
-        local_end = block + late("local_blocks")
+        local_end = block + load_argument("local_blocks")
         score = d.select(self.past <= local_end, d.f32(LOCAL_SCORE), score)
         return d.select(self.past <= block, self.minus_infinity, score)
 
     # ---- maxima ----
     def _maxima_at(self, block: fx.Int32) -> fx.Int64:
-        """Address of the maximum of a block's group; computed when needed, no registers are held for it."""
+        """Address of the maximum of a block's group, computed when needed: no registers are held for it."""
         row = self.share.row()
         token = self.part.query_start + d.shift_right(row, self.log_heads)
         return self._row_at("maxima", row, token) + d.zext(d.shift_right(block, geo.LOG_MAXIMA)) * 4
@@ -354,27 +355,27 @@ class RequestOutput:
         at = d.pointer(self._maxima_at(block), d.GLOBAL)
         d.if_then(self.live & (self.share.lane() < geo.MAX_ROWS), lambda: d.store(best, at, 4))
 
-    def _leave_partial(self, block: fx.Int32, best: Value) -> None:
+    def _store_partial(self, block: fx.Int32, best: Value) -> None:
         share, part = self.share, self.part
         slot = part.slot + d.shift_right(block - part.first, geo.LOG_MAXIMA)
 
-        def leave() -> None:
+        def store() -> None:
             at = share.wave * (geo.MAX_ROWS * 4) + share.lane() * 4 + slot * PARTIAL_BYTES
             d.store(best, d.offset(d.offset(share.lds, at), PARTIALS_AT), 4)
 
-            def leave_place() -> None:
+            def store_place() -> None:
                 at = share.lane() * 8 + slot * PLACE_BYTES
                 place = d.offset(d.offset(share.lds, at), PLACES_AT)
                 d.store(d.i64(self._maxima_at(block)), place, 8)
 
-            d.if_then((part.first & (MAXIMA_BLOCKS - 1)) == 0, leave_place)
+            d.if_then((part.first & (MAXIMA_BLOCKS - 1)) == 0, store_place)
 
-        d.if_then(self.live & (share.lane() < geo.MAX_ROWS), leave)
+        d.if_then(self.live & (share.lane() < geo.MAX_ROWS), store)
 
     # ---- past the request's blocks ----
     def fill(self) -> None:
         """-inf from the request's blocks to ``fill_end``, by the wave of its last block."""
-        part, fill_end = self.part, late("fill_end")
+        part, fill_end = self.part, load_argument("fill_end")
 
         def fill_row(row: fx.Int32, _: list[Value]) -> list[Value]:
             token = part.query_start + d.shift_right(row, self.log_heads)
@@ -399,7 +400,7 @@ class RequestOutput:
                 end = d.select(self.share.wants_maxima, groups[1], groups[0])
                 fill_columns("maxima", groups[0], end)
 
-            d.if_then(d.less_unsigned(token, late("total_q")), fill_both)
+            d.if_then(d.less_unsigned(token, load_argument("total_q")), fill_both)
             return []
 
         last = part.has(part.num_blocks - 1, self.share.spread) & (part.num_blocks < fill_end)
@@ -407,7 +408,7 @@ class RequestOutput:
 
 
 def clear_spread_maxima(lds: Value, thread: fx.Int32) -> None:
-    """Before the kernel's first barrier: no maxima, and no place for them."""
+    """Initialise the spread groups' maxima and addresses, before the kernel's first barrier."""
 
     def clear_maximum() -> None:
         d.store(d.f32(float("-inf")), d.offset(d.offset(lds, thread * 4), PARTIALS_AT), 4)
@@ -419,7 +420,7 @@ def clear_spread_maxima(lds: Value, thread: fx.Int32) -> None:
 
 
 def store_spread_maxima(share: Share) -> None:
-    """At the kernel's end: wave s joins and stores the maxima of the workgroup's group s."""
+    """At the kernel's end: wave s reduces and stores the maxima of the workgroup's group s."""
 
     def store_group() -> None:
         d.lds_barrier()

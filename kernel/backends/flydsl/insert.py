@@ -27,7 +27,7 @@ from kernel.backends.flydsl.signatures import InsertArguments, Launch
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUP_DIMS, GROUPS
 from kernel.nvfp4 import E4M3_MAX, MIN_SCALE
 
-# A group of 16 key values as 8 code bytes and a scale byte, in one lane, without comparing with thresholds.
+# ---- Quantisation of 16 values to 8 code bytes and a scale byte, in one lane, without thresholds ----
 #
 # Values arrive in bfloat16, or in a wider type rounded to it TO ODD: what is not exact becomes the neighbour
 # whose last bit is set. Every limit here, a threshold times the scale and 6 times a midpoint of two scales,
@@ -35,8 +35,7 @@ from kernel.nvfp4 import E4M3_MAX, MIN_SCALE
 # of each limit as the exact one, and equals it only if that does.
 #
 #     scale   amax * fl(1/6) rounds to E4M3 as amax / 6 does: a tie amax = 6 mid gives mid exactly, every
-#     other
-#             quotient is 2^-8 away from a midpoint. Rounded by integer and fp32 additions: no conversion
+#             other quotient is 2^-8 away from a midpoint. Rounded by integer and fp32 additions
 #     codes   the number of thresholds * scale that |x| strictly exceeds. x either equals such a limit or is
 #             2^-8 away, so |x| / scale * (1 - 2^-10), with a reciprocal good to 2^-15, lies on the right side
 #             of the threshold in both cases and never on it. Times 2^-126 an E2M1 magnitude is the top of an
@@ -65,7 +64,7 @@ class Group:
 
 
 def unpacked(words: Sequence[Value], key_type: KeyType) -> Group:
-    """A group of the dwords that hold its values."""
+    """The group in the dwords that hold its values."""
     if key_type is KeyType.BFLOAT16:
         return Group([value for word in words for value in _halves(word)], _largest_of_pairs(words))
     if key_type is KeyType.FLOAT16:
@@ -75,7 +74,7 @@ def unpacked(words: Sequence[Value], key_type: KeyType) -> Group:
     for word in words:
         magnitude = arith.andi(word, d.i32(0x7FFFFFFF))
         largest = magnitude if largest is None else arith.maxui(largest, magnitude)
-    # The bits below a bfloat16's stay in the values: they move none of them across a limit or onto it.
+    # Bits below a bfloat16's stay in the values: they move none across a limit or onto it.
     return Group([_float(word) for word in words], _float(arith.andi(largest, d.i32(_UPPER))))
 
 
@@ -185,9 +184,9 @@ class GroupWriter:
         group_bytes = GROUP_DIMS * self.key_type.num_bytes
         start = args.keys + d.zext(self.key) * args.key_stride + d.zext(self.group * group_bytes)
         key = d.pointer(start, d.GLOBAL)
-        pieces = [d.load(4, d.offset(key, at)) for at in range(0, group_bytes, LOAD_BYTES)]
-        words = [d.element(piece, j) for piece in pieces for j in range(4)]
-        # Unsigned: a negative slot and one past the pages are both skipped.
+        loads = [d.load(4, d.offset(key, at)) for at in range(0, group_bytes, LOAD_BYTES)]
+        words = [d.element(load, j) for load in loads for j in range(4)]
+        # Unsigned: skips a negative slot and one past the pages.
         inside = arith.cmpi(arith.CmpIPredicate.ult, d.i64(slot), d.i64(args.num_slots))
         d.if_then(inside, lambda: self._store(slot, words))
 

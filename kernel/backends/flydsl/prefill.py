@@ -24,9 +24,9 @@ tokens stays in the lane until the block is done. N-tile nt of wave w holds the 
 so a wave's N-tiles lie 16 tokens apart for every H. Then the causal mask of M-tile m depends on nt - m alone,
 and with H = 4 the four waves share the work near the diagonal evenly.
 
-The mask is the start value of the accumulators: 0, or so negative that no score reaches it. Blocks that every
-row of the item sees whole take an unrolled path without mask or sentinels, four blocks a trip; the rest take
-one block a trip.
+The mask is the start value of the accumulators: 0, or so negative that no score reaches it. Blocks fully
+visible to every row of the item take an unrolled path without mask or sentinels, four blocks a trip; the
+masked path takes one block a trip.
 """
 
 from __future__ import annotations
@@ -47,13 +47,10 @@ from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS
 
-# One workgroup's work item: its query rows, the walk over its blocks, sentinels and stores. See
-# ``score_prefill.py``.
-
 
 @dataclass
 class Carried:
-    """What one block hands to the next, in registers."""
+    """Loop-carried state from one block to the next, in registers."""
 
     raw: list[Value]
     """This lane's part of the next block's page."""
@@ -78,8 +75,8 @@ class ItemScorer:
     Args:
         heads: index heads, H.
         arguments: the kernel's arguments.
-        workgroup: number of the workgroup, which is that of its work item.
-        thread: number of this lane in the workgroup.
+        workgroup: number of the workgroup and of its work item.
+        thread: this lane's number in the workgroup.
     """
 
     def __init__(self, heads: int, arguments: PrefillArguments, workgroup: Value, thread: Value) -> None:
@@ -97,13 +94,13 @@ class ItemScorer:
         self.wave_token = d.shift_right(self.wave, self.log_heads) * BLOCK_TOKENS + (
             self.wave & (heads - 1)
         ) * (geo.MFMA_ROWS // heads)
-        # A wave without rows stands before every block, so that a careful group computes nothing for it.
+        # A wave without rows stands before every block: the masked path computes nothing for it.
         has_rows = self.wave_token < self.num_tokens
         self.wave_position = fx.Int32(
             d.select(has_rows, self.position + self.wave_token, fx.Int32(-2 * BLOCK_TOKENS))
         )
-        # A block below plain_end is seen whole by every row and gets no sentinel.
-        self.plain_end = d.min_i32(
+        # A block below unmasked_end is fully visible to every row and gets no sentinel.
+        self.unmasked_end = d.min_i32(
             d.shift_right(self.position + 1, geo.LOG_BLOCK),
             d.shift_right(self.position, geo.LOG_BLOCK) + 1 - arguments.local_blocks,
         )
@@ -115,8 +112,7 @@ class ItemScorer:
 
     # ---- addresses ----
     def _place_rows(self) -> None:
-        """Where the scores of this lane's rows go: after the reduction it holds N-tiles lane // 16 and 4 +
-        lane // 16."""
+        """Addresses of this lane's scores: it holds N-tiles lane // 16 and 4 + lane // 16 once reduced."""
         args = self.arguments
         self.lane_token = (
             self.wave_token
@@ -131,7 +127,7 @@ class ItemScorer:
         self.scores_at = d.offset(d.pointer(args.scores, d.GLOBAL), cell * 4)
 
     def _maxima_at(self) -> Value:
-        """As the scores, but computed when needed: once in 16 blocks, and no registers held for it."""
+        """Address of this lane's maxima, computed once in 16 blocks: no registers are held for it."""
         args = self.arguments
         lane = fx.Int32(d.pin(self.lane))
         token = (
@@ -157,20 +153,18 @@ class ItemScorer:
         return columns
 
     def _page_id(self, block: Value) -> Value:
-        """Page of a block; past the item's last block that one again, for the columns beyond may hold
-        anything."""
+        """Page of a block, of the item's last block past its end: columns beyond may hold anything."""
         column = d.min_i32(block, self.end_block - 1)
         return d.scalar_load(1, self.table + d.zext(column) * 4)
 
     def _load_page(self, page_id: Value) -> list[Value]:
-        """This lane's 32 code bytes and 4 scale bytes, through a descriptor of the page: no load can leave
-        it."""
+        """This lane's 32 code bytes and 4 scale bytes, bounded by a descriptor of the page."""
         page = d.buffer(self.arguments.pages + d.zext(page_id) * self.arguments.page_stride, PAGE_BYTES)
         codes = [d.buffer_load(4, page, self.block.code_offset + geo.OPERAND_BYTES * k) for k in range(2)]
         return [*codes, d.buffer_load(1, page, self.block.scale_offset)]
 
     def _prologue(self) -> Carried:
-        """Request everything before waiting for anything; then dequantise the first block."""
+        """Issue all loads before the first wait; then dequantise the first block."""
         first, second = (self._page_id(self.first_block + k) for k in range(2))
         page_ids = [self._page_id(self.first_block + (2 + k)) for k in range(STORE_BLOCKS)]
         raw, next_raw = self._load_page(first), self._load_page(second)
@@ -179,7 +173,7 @@ class ItemScorer:
         d.fence()
         columns = self._load_queries()
         d.fence()
-        # The LUT holds magnitudes; the sign bit of a scale byte, the upper half of the entries, goes in here.
+        # The LUT holds magnitudes; the sign of a scale byte, the upper half of the entries, is added here.
         signs = d.shift_right(self.thread, geo.log2(geo.LUT_ENTRIES) - 1) * d.as_int32(0x80808080)
         entry = d.pack([fx.Int32(d.element(entry, k)) ^ signs for k in range(2)], T.i32)
         d.store(entry, d.offset(self.block.lds, lut_offset + geo.LUT_AT), geo.LUT_ENTRY_BYTES)
@@ -194,8 +188,8 @@ class ItemScorer:
         return Carried(next_raw, page_ids, keys, [self.minus_infinity] * geo.REDUCED_ROWS)
 
     # ---- four blocks ----
-    def _plain_group(self, block: Value, carried: Carried) -> Carried:
-        """Four blocks that every row sees whole, without sentinels."""
+    def _unmasked_group(self, block: Value, carried: Carried) -> Carried:
+        """Four blocks fully visible to every row, without masks or sentinels."""
         page_ids: list[Value] = []
 
         def fetch_ids() -> None:
@@ -218,11 +212,10 @@ class ItemScorer:
         states[-1].scores = self.block.finish(states[-1])
         scores = [[state.scores[j] for state in states] for j in range(geo.REDUCED_ROWS)]
         left = Carried(raw, page_ids, keys, carried.maxima)
-        return self._leave_group(block, scores, left, lambda: self._store_scores(block, scores))
+        return self._finish_group(block, scores, left, lambda: self._store_scores(block, scores))
 
-    def _careful_group(self, block: Value, carried: Carried) -> Carried:
-        """Up to four blocks with causal masks and sentinels, one a trip; blocks past the item's end are not
-        computed."""
+    def _masked_group(self, block: Value, carried: Carried) -> Carried:
+        """Up to four blocks with causal masks and sentinels, one a trip; none past the item's end."""
         token = self.position + fx.Int32(d.pin(self.lane_token))
         num_blocks = [
             d.shift_right(token + geo.REDUCED_TOKENS * j, geo.LOG_BLOCK) + 1 for j in range(geo.REDUCED_ROWS)
@@ -270,7 +263,7 @@ class ItemScorer:
                 )
 
             def later() -> list[Value]:
-                """After all of this wave's rows: only its part of the next block's keys is due."""
+                """A block after all of this wave's rows: only its part of the next block is dequantised."""
                 for step in self.block.dequantise_steps([d.pin(x) for x in raw], following):
                     step()
                 d.lds_barrier()
@@ -280,7 +273,7 @@ class ItemScorer:
                     self.block.read_keys(following, 0),
                 ]
 
-            # Chosen a wave; every way passes exactly one barrier.
+            # Uniform in the wave; each path passes exactly one barrier.
             types = [T.f32] * geo.REDUCED_ROWS + [T.i32, keys.type]
             *highest, page_id, keys = d.if_else(
                 b * BLOCK_TOKENS + (BLOCK_TOKENS - 1) <= self.wave_position,
@@ -300,18 +293,18 @@ class ItemScorer:
         values = d.for_range(block, end, 1, [*carried.raw, *carried.page_ids, carried.keys, *unscored], trip)
         scores = [values[8:12], values[12:]]
         left = Carried(values[:3], values[3:7], values[7], carried.maxima)
-        return self._leave_group(block, scores, left, lambda: self._store_within_row(block, scores))
+        return self._finish_group(block, scores, left, lambda: self._store_within_row(block, scores))
 
     def _with_sentinels(self, score: Value, block: Value, num_blocks: Value) -> Value:
         score = d.select(block < self.arguments.init_blocks, d.f32(INIT_SCORE), score)
         score = d.select(num_blocks <= block + self.arguments.local_blocks, d.f32(LOCAL_SCORE), score)
         return d.select(num_blocks <= block, self.minus_infinity, score)
 
-    def _leave_group(
+    def _finish_group(
         self, block: Value, scores: list[list[Value]], carried: Carried, store: Callable[[], None]
     ) -> Carried:
         """Store four scores a row and take them into the maxima."""
-        # Pinned, a wait for the page comes before the stores; after them it would be a wait for them too.
+        # Pinned, the wait for the page comes before the stores and does not include them.
         carried.raw = [d.pin(x) for x in carried.raw]
         store()
         best = list(carried.maxima)
@@ -321,11 +314,11 @@ class ItemScorer:
         following = block + STORE_BLOCKS
         ends = ((following & (MAXIMA_BLOCKS - 1)) == 0) | (following >= self.end_block)
 
-        def leave() -> list[Value]:
+        def flush() -> list[Value]:
             d.if_then(self.wants_maxima, lambda: self._store_maxima(block, best))
             return [self.minus_infinity] * geo.REDUCED_ROWS
 
-        maxima = d.if_else(ends, [T.f32] * geo.REDUCED_ROWS, leave, lambda: best)
+        maxima = d.if_else(ends, [T.f32] * geo.REDUCED_ROWS, flush, lambda: best)
         carried.maxima = maxima
         return carried
 
@@ -361,24 +354,32 @@ class ItemScorer:
 
     # ---- the item ----
     def run(self) -> None:
-        """Careful groups up to the init blocks' end, plain ones, careful ones again.
+        """Masked groups up to the init blocks' end, unmasked ones, masked ones again.
 
-        Two trips of an outer loop, so that there is one copy of each group's code; and loops of their own,
-        since with a choice in one loop LLVM copies everything carried at its end.
+        Two trips of an outer loop give one copy of each group's code. Each has a loop of its own: with a
+        branch in a single loop LLVM copies all carried values at its end.
         """
         first, end = self.first_block, self.end_block
-        plain_first = d.max_i32(first, (self.arguments.init_blocks + (STORE_BLOCKS - 1)) & -STORE_BLOCKS)
-        plain_end = d.min_i32(self.plain_end, end) & -STORE_BLOCKS
-        has_plain = plain_first < plain_end
-        # Chains of minima become vector instructions; the loops need scalars.
-        plain_first = d.uniform(d.select(has_plain, plain_first, end))
-        plain_end = d.uniform(d.select(has_plain, plain_end, end))
+        unmasked_first = d.max_i32(first, (self.arguments.init_blocks + (STORE_BLOCKS - 1)) & -STORE_BLOCKS)
+        unmasked_end = d.min_i32(self.unmasked_end, end) & -STORE_BLOCKS
+        has_unmasked = unmasked_first < unmasked_end
+        # Chains of minima become vector instructions; loop bounds must be scalar.
+        unmasked_first = d.uniform(d.select(has_unmasked, unmasked_first, end))
+        unmasked_end = d.uniform(d.select(has_unmasked, unmasked_end, end))
 
         def part(trip: fx.Int32, values: list[Value]) -> list[Value]:
             last = trip == 1
             for group, start, stop in (
-                (self._plain_group, d.select(last, plain_first, first), d.select(last, plain_end, first)),
-                (self._careful_group, d.select(last, plain_end, first), d.select(last, end, plain_first)),
+                (
+                    self._unmasked_group,
+                    d.select(last, unmasked_first, first),
+                    d.select(last, unmasked_end, first),
+                ),
+                (
+                    self._masked_group,
+                    d.select(last, unmasked_end, first),
+                    d.select(last, end, unmasked_first),
+                ),
             ):
                 values = d.for_range(
                     start,

@@ -19,21 +19,19 @@ from kernel.backends.flydsl.ops import Value
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM
 
 HIDE_STEP, HIDE_MOST = 2**23 + 1, 0xCD000000 - 2**32
-"""As integers: what a token adds to the mask for each position that it lies after the query, and where that
-ends. Read as fp32, -HIDE_STEP is about -3e38 and HIDE_MOST is -2^27; scores stay within 128 * 448 * 448 <
-2^25."""
+"""Causal mask as integers: step for each position that a token lies after the query, and lower clamp. Read as
+fp32, -HIDE_STEP is about -3e38 and HIDE_MOST is -2^27; scores stay within 128 * 448 * 448 < 2^25."""
 LOOK_AHEAD = 1
-"""MFMAs between the making of a start value and its use: an MFMA right after it would wait."""
+"""MFMAs between the computation of a start value and its use: an MFMA right behind it would wait."""
 FILL_TILES = geo.M_TILES - 2
-"""M-tiles that the dequantisation of the next block is spread over; its last bytes are written a tile before
-the barrier."""
+"""M-tiles that hide the next block's dequantisation; its last bytes are written a tile before the barrier."""
 
 StartValue = Callable[[int, int], Value]
 """The accumulators' start value of (M-tile, N-tile)."""
 
 
 def every_tile(_m: int) -> int:
-    """The first N-tile of an M-tile that all of them see."""
+    """The first N-tile of a fully visible M-tile."""
     return 0
 
 
@@ -76,8 +74,7 @@ class BlockScorer:
             d.offset(self.lds, self.row * HEAD_DIM + c * geo.OPERAND_BYTES)
             for c in (column, column ^ geo.COLUMNS // 2)
         ]
-        # Lane l of wave w dequantises token 32 w + l / 2, dims 64 (l % 2) .. + 63, which are columns 4 (l %
-        # 2) .. + 3.
+        # Lane l of wave w dequantises token 32 w + l / 2, dims 64 (l % 2) .. + 63: columns 4 (l % 2) .. + 3.
         token = self.wave * (BLOCK_TOKENS // geo.WAVES) + d.shift_right(self.lane, 1)
         column = (self.lane & 1) * (geo.COLUMNS // 2) ^ (d.shift_right(token, 1) & (geo.COLUMNS - 1))
         self.write_at = [
@@ -90,7 +87,7 @@ class BlockScorer:
 
     # ---- keys ----
     def dequantise_steps(self, raw: list[Value], slot: Value) -> list[Callable[[], None]]:
-        """The dequantisation of this lane's part of a block, as small steps to be spread under MFMAs."""
+        """Steps of the dequantisation of this lane's part of a block, to be interleaved with MFMAs."""
         codes = [d.element(raw[k // 4], k % 4) for k in range(8)]
         magnitudes: dict[int, Value] = {}
         words: dict[int, Value] = {}
@@ -195,8 +192,8 @@ class BlockScorer:
         late: Callable[[], None] | None = None,
         first_tile: Callable[[int], int] = every_tile,
     ) -> tuple[BlockState, Value]:
-        """MFMAs on the keys in slots[0]; under them the next block's dequantisation into slots[1] and the
-        last reduction of the previous block.
+        """MFMAs on the keys in slots[0], interleaved with the next block's dequantisation into slots[1] and
+        the previous block's last reduction.
 
         Args:
             slots: LDS offsets of this block's keys and of the next one's.
@@ -204,9 +201,8 @@ class BlockScorer:
             raw: this lane's part of the next block's page.
             start: the accumulators' start values.
             previous: the block before, its last M-tile not yet reduced.
-            late: runs where the next wait for LDS is farthest away, since a scalar load makes that a full
-                wait.
-            first_tile: the first N-tile that sees a token of an M-tile; those before it are left out.
+            late: traced where the next wait for LDS is farthest away: a scalar load makes that a full wait.
+            first_tile: the first N-tile that sees a token of an M-tile; earlier ones are skipped.
 
         Returns:
             The block, its last M-tile not yet reduced, and the next block's first M-tile.
@@ -260,22 +256,14 @@ class BlockScorer:
         return state.scores
 
     def finish(self, state: BlockState) -> list[Value]:
-        """The reduction that :meth:`score` leaves to the next block, and the scores of this lane's rows."""
+        """Completes the reduction that :meth:`score` left to the next block; the scores of this lane's
+        rows."""
         for nt in sorted(state.accumulators[geo.M_TILES - 1]):
             self._reduce(state, geo.M_TILES - 1, nt)
         return self.across_lanes(state.running)
 
 
-# A block that the diagonal crosses anywhere, where the item's first position is no multiple of 128.
-#
-# The M-tile ``first`` in which the diagonal of N-tile 0 starts is known at run time only. M-tiles before it
-# are whole for every N-tile: a loop. From there on, step i = m - first needs a mask for N-tiles i (the
-# diagonal starts) and i - 1 (it ends), none for later ones, and earlier ones see nothing. So steps 0 .. 8 are
-# nine pieces of code, each entered when its M-tile lies in the block. Tiles wholly in the future are never
-# multiplied.
-#
-# Fewer registers than a block of 64 masked MFMAs, and fewer clocks the less of the block is seen; but the
-# waits between pieces are not hidden under the wave's own MFMAs.
+# ---- The unaligned diagonal ----
 
 _REDUCE_BEHIND = 2
 """MFMAs between an N-tile's product and its reduction: a result takes about one and a half of them."""
@@ -284,7 +272,16 @@ _REDUCE_BEHIND = 2
 def score_unaligned_diagonal(
     scorer: BlockScorer, slots: tuple[Value, Value], keys: Value, raw: list[Value], block: Value
 ) -> tuple[list[Value], Value]:
-    """Score a block of which the wave's rows see parts.
+    """Score a block that the diagonal crosses anywhere, where the item's first position starts no block.
+
+    The M-tile ``first`` in which the diagonal of N-tile 0 starts is known at run time only. M-tiles before it
+    are fully visible to every N-tile: a loop. From there on, step i = m - first needs a mask for N-tiles i
+    (the diagonal starts) and i - 1 (it ends), none for later ones, and earlier ones see nothing: steps 0 .. 8
+    are nine branches, each taken when its M-tile lies in the block. Tiles wholly in the future are never
+    multiplied.
+
+    Takes fewer registers than a block of 64 masked MFMAs, and fewer clocks the less of the block is visible;
+    the waits between steps are not hidden under the wave's own MFMAs.
 
     Args:
         scorer: the wave.

@@ -51,8 +51,6 @@ from kernel.backends.flydsl.topk_candidates import (
 )
 from kernel.plan import MAXIMA_BLOCKS
 
-# One wave selects one row: from its scores alone, or through the maxima of its groups. See ``topk.py``.
-
 QUAD = SLICE // LANES
 """Columns of one 16-byte load of a lane."""
 ROW_CHUNK = 2048
@@ -70,7 +68,7 @@ def lds_bytes(best: int, grouped: bool) -> int:
 
 @dataclass(frozen=True)
 class Cells:
-    """A row of scores or maxima: a buffer that ends behind its cell ``num - 1``."""
+    """A row of scores or maxima: a buffer of ``num`` cells."""
 
     descriptor: Value
     num: fx.Int32
@@ -179,7 +177,7 @@ class RowSelector:
     def _append_slice(
         self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, covered: int, fits: bool
     ) -> State:
-        """Skip the slice where no lane has a column that reaches the bound."""
+        """Append a slice's columns; skipped where no lane has one that reaches the bound."""
         highest = keys[0]
         for key in keys[1:]:
             highest = d.max_i32(highest, key)
@@ -194,7 +192,7 @@ class RowSelector:
 
     # ---- groups ----
     def select_groups(self, state: State, one_a_lane: bool, most: int) -> fx.Int32:
-        """Note the best groups among the candidates, ``NO_GROUP`` behind the last.
+        """Write the best groups among the candidates to LDS, ``NO_GROUP`` behind the last.
 
         Args:
             state: of the scan of the maxima.
@@ -207,7 +205,7 @@ class RowSelector:
         if not (one_a_lane and self.best == 16):
             return self._groups_by_place(state, most)
         wave_sync()
-        # If no more than 16 reached the bound they are the best 16, and the bound is the least of them.
+        # If exactly 16 reached the bound they are the best 16, and the bound is the least of them.
         return fx.Int32(
             d.if_else(
                 fx.Int32(state.count) == self.best,
@@ -219,7 +217,7 @@ class RowSelector:
 
     def _groups_as_found(self, state: State) -> list[Value]:
         mine = Ranked(self.list._load(self.lane), fx.Int32(d.i32(0)), self.lane < self.best)
-        self._note_group(self.lane, d.select(mine.live, mine.column, d.as_int32(NO_GROUP)))
+        self._store_group(self.lane, d.select(mine.live, mine.column, d.as_int32(NO_GROUP)))
         return [state.bound]
 
     def _groups_by_place(self, state: State, most: int) -> fx.Int32:
@@ -227,12 +225,12 @@ class RowSelector:
         wave_sync()
         chosen = mine.live & (mine.place < self.best)
         place = fx.Int32(d.select(mine.live, mine.place, self.lane))
-        self._note_group(place, d.select(chosen, mine.column, d.as_int32(NO_GROUP)))
+        self._store_group(place, d.select(chosen, mine.column, d.as_int32(NO_GROUP)))
         last = ballot(mine.live & (mine.place == self.best - 1))
         key = arith.trunci(T.i32, arith.shrsi(mine.candidate, d.i64(32)))
         return fx.Int32(d.select(last == 0, d.as_int32(LEAST_BOUND), read_first_lane(key, last)))
 
-    def _note_group(self, place: Value, group: Value) -> None:
+    def _store_group(self, place: Value, group: Value) -> None:
         d.store(group, d.offset(self._selected, place * 4), 4)
         wave_sync()
 

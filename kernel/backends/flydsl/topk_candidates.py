@@ -47,7 +47,7 @@ _GREATER = arith.CmpIPredicate.sgt
 
 
 class State(NamedTuple):
-    """Length of the list and the key that further columns must reach; both uniform."""
+    """Loop-carried state: length of the list and the key that further columns must reach; both uniform."""
 
     count: Value
     bound: Value
@@ -71,8 +71,8 @@ def limit(best: int) -> int:
 
 
 def longest(best: int, grouped: bool) -> int:
-    """Candidates of a list at most: what a slice adds to one that is not cut yet. Of the best 16 groups the
-    columns are one slice, and come to an empty list."""
+    """Most candidates of a list: a slice on top of one that is not cut yet. The columns of the best 16 groups
+    are one slice and meet an empty list."""
     return SLICE if grouped and best == _GROUPS_A_SLICE else limit(best) + SLICE
 
 
@@ -97,12 +97,12 @@ class CandidateList:
     def append(
         self, keys: Sequence[Value], not_ids: Sequence[Value], state: State, legal: Sequence[Value] = ()
     ) -> State:
-        """Take in the columns whose keys reach the bound, and that are legal."""
+        """Append the columns whose keys reach the bound, and that are legal."""
         count = fx.Int32(state.count)
         for at, (key, not_id) in enumerate(zip(keys, not_ids)):
             passes = fx.Int32(key) >= state.bound
             mask = ballot(passes)
-            if legal:  # of a conjunction's ballot LLVM makes two vector instructions more
+            if legal:  # the ballot of a conjunction would cost two more vector instructions
                 mask = mask & ballot(legal[at])
                 passes = passes & legal[at]
             place, end = mbcnt(mask), self._entry(count)
@@ -116,7 +116,7 @@ class CandidateList:
 
     def cut_if_long(self, state: State, ordered: bool, most: int, *, rare: bool) -> State:
         """Cut a list past its limit, of ``most`` candidates at most. ``ordered``: what follows has higher ids
-        than what is in it. ``rare``: ordinary rows need no cut here, and the code had better be short."""
+        than what is in it. ``rare``: ordinary rows need no cut here; short code is preferred."""
         return self._cut_if(limit(self.best), state, ordered, most, rare)
 
     def ranked(self, state: State, ordered: bool, most: int) -> tuple[State, Ranked]:
@@ -132,7 +132,7 @@ class CandidateList:
             if most <= 2 * LANES:
                 llvm.intr_assume(as_ir_value(fx.Int32(state.count) <= most), [], [])  # bounds LLVM's loops
                 keep(2, rare=False)
-            else:  # more than 64 columns pass on ordinary rows: a way of its own for them pays
+            else:  # more than 64 columns pass on ordinary rows: they get a path of their own
                 d.if_then(
                     fx.Int32(state.count) <= 2 * LANES,
                     lambda: keep(2, rare=False),
@@ -155,7 +155,7 @@ class CandidateList:
         return Ranked(candidate, fx.Int32(place), self.lane < state.count)
 
     def _rank(self, state: State) -> list[Value]:
-        """A candidate and its place, of at most 64."""
+        """A candidate and its place, for at most 64."""
         count = fx.Int32(state.count)
         self._pad(count)
         return d.if_else(
@@ -179,7 +179,7 @@ class CandidateList:
         return llvm.load(T.i64, self._entry(index), alignment=_BYTES)
 
     def _pad(self, count: fx.Int32) -> None:
-        """Candidates that beat nothing behind the end: comparisons go in steps of ``_SURE``, then 4."""
+        """Pad the end with candidates that beat nothing: comparisons go in steps of ``_SURE``, then 4."""
         lowest = arith.constant(T.i64, _NO_CANDIDATE)
         d.store(lowest, d.offset(self._entry(count), self.lane * _BYTES), _BYTES)
         wave_sync()
@@ -214,8 +214,7 @@ class CandidateList:
         return [mine[0], places[0]]
 
     def _halves(self, count: fx.Int32) -> list[Value]:
-        """Of at most 32: both halves of the wave hold them all, and each compares them with every other
-        pair."""
+        """For at most 32: both halves of the wave hold them all, each compares them with every other pair."""
         mine = self._load(self.lane & (_HALF - 1))
         own_pair = d.offset(self.lds, d.shift_right(self.lane, 1) & (2 * _BYTES))
 
@@ -227,7 +226,7 @@ class CandidateList:
             return place
 
         def rest(at: int, place: Value) -> Value:
-            """No loop: LLVM would unroll it by eight, and at most four steps are left."""
+            """Unrolled here: LLVM would unroll a loop by eight, and at most four steps are left."""
             if at == _HALF:
                 return place
 
@@ -250,7 +249,7 @@ class CandidateList:
         lane = fx.Int32(d.pin(self.lane))
         for s in range(slots):
             kept = fx.Int32(places[s]) < self.best
-            if s > 1:  # of more than 64: their padding, whose place is behind all, reaches past the 128th
+            if s > 1:  # the padding, whose place is behind all, reaches past the 128th
                 kept = (lane + LANES * s < count) & kept
             d.if_then(kept, lambda s=s: d.store(mine[s], self._entry(fx.Int32(places[s])), _BYTES))  # type: ignore[misc]
         wave_sync()
@@ -269,7 +268,7 @@ def _one_more(place: Value, other: Value, mine: Value) -> Value:
     return arith.addi(as_ir_value(place), arith.extui(T.i32, beats))
 
 
-# The order of top-k as integers: scores to keys, and the bound that the k best columns reach.
+# ---- Order: scores as integer keys, and the bound that the k best columns reach ----
 #
 # A KEY is an int32 with the contract's order of scores: NaN as -inf, -0.0 as +0.0. A CANDIDATE is the int64
 # ``key << 32 | ~id``: one signed comparison orders candidates, score first, then the lower id.
@@ -292,7 +291,7 @@ class KeyOrder:
 
     def __init__(self, best: int, lane: Value) -> None:
         self.best = best
-        # In a scalar register and hidden: as a literal it keeps LLVM from v_bitop3.
+        # Opaque in a scalar register: with a literal LLVM does not select v_bitop3.
         self.magnitude_mask = llvm.inline_asm(
             T.i32, [d.i32(0x7FFFFFFF)], "; pin", "=s,0", has_side_effects=False
         )
