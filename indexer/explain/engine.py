@@ -1,4 +1,8 @@
-"""Judges an engine's result part by part, then names what explains it."""
+"""Judges an engine's result part by part, then names the cause that explains it.
+
+A cause is named if it gives nearly all faulty rows of a sample exactly, leaves the right ones right, and no
+other does better; causes that do as well are named together.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.case import Case, EngineRecord
+from indexer.case import Case
 from indexer.case.case import Part
-from indexer.explain.causes import hypotheses, keys, pages
+from indexer.explain.causes import hypotheses, ids, keys, pages
 from indexer.explain.evidence import (
     Evidence,
-    Ints,
     PageKeys,
     gather_evidence,
     prediction_by_contract,
@@ -33,9 +36,12 @@ from indexer.explain.verdict import (
     UNJUDGED,
     VERDICTS,
     Bools,
+    Bytes,
     Cause,
     EngineVerdict,
     Finding,
+    Ids,
+    Ints,
     Kind,
     WrittenKeys,
 )
@@ -43,7 +49,7 @@ from indexer.oracle import WRONG_CELL_ERROR, OracleResult
 from kernel.backends.reference.quantizer import dequantize_keys, quantize_keys
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
 
-# Which fault explains an engine's result: better than all others, or not named.
+# ---- Naming a cause ----
 
 NAMED_SHARE = 0.9
 """Share of faulty rows that a cause must give exactly, and of right rows that it must leave right."""
@@ -76,7 +82,7 @@ class Naming:
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class Trial:
     """A hypothesis and how it fares."""
 
     hypothesis: Hypothesis
@@ -105,9 +111,9 @@ def name_causes(
     clock: Callable[[], float] = time.monotonic,
     only: str | None = None,
 ) -> Naming:
-    """Try every fault: on a few rows, on all rows in some columns, and then as a whole.
+    """Tries every fault: on a few rows, on all rows in some columns, and then as a whole.
 
-    A fault explains a row where it gives what the engine has and the contract does not.
+    A fault explains a row where it gives what the engine recorded and the contract does not.
 
     Args:
         evidence: the sample.
@@ -162,10 +168,10 @@ def _speaking_of(found: list[Hypothesis], only: str | None) -> list[Hypothesis]:
     """Those that a part of a call can have: what a page holds is the same for all that read it."""
     if only is None:
         return found
-    return [one for one in found if one.family != pages.FAMILY and not one.leaves_open]
+    return [one for one in found if one.family != pages.STALE.name and not one.leaves_open]
 
 
-def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, only: str | None) -> Tried:
+def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, only: str | None) -> Trial:
     found = match(hypothesis.predict(evidence), evidence)
     given = found.rows
     if not hypothesis.leaves_open and evidence.blocks is None:
@@ -186,108 +192,10 @@ def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, o
         fitted=fitted,
         only=only,
     )
-    return Tried(hypothesis, found, cause, int(bits[explained].sum()))
+    return Trial(hypothesis, found, cause, int(bits[explained].sum()))
 
 
-# An engine's judged parts together: what there is of each kind, and whether all of it is right.
-
-
-class Tally:
-    """Collects the judgement of a case's parts.
-
-    Args:
-        case: the whole case.
-        engine: its result.
-        tolerance: largest score error allowed, in units of ``sum_i |q_i k_i|``.
-        max_findings: differences kept.
-        judged: ``[H, total_q]`` rows to judge; all if None.
-    """
-
-    def __init__(
-        self, case: Case, engine: EngineRecord, tolerance: float, max_findings: int, judged: Bools | None
-    ) -> None:
-        self._case, self._engine, self._tolerance = case, engine, tolerance
-        shape = (case.num_heads, case.total_q)
-        self._judged = np.ones(shape, dtype=bool) if judged is None else judged
-        self.grades = np.full(shape, UNJUDGED, dtype=np.int8)
-        self.selection_faults = np.zeros(shape, dtype=bool)
-        self.score_faults = np.zeros(shape, dtype=bool)
-        self._most = max_findings
-        self._faults: list[Finding] = []
-        self._legal: list[Finding] = []
-        self._counts: Counter[tuple[Kind, int]] = Counter()
-        self._error = 0.0
-        self._unmeasured: Counter[str] = Counter()
-
-    @property
-    def judges(self) -> bool:
-        """Whether the engine recorded anything that can be judged row by row."""
-        return self._engine.scores is not None or self._engine.block_ids is not None
-
-    def add(self, part: Part, oracle: OracleResult) -> None:
-        """Judge one part by the oracle's answer to it."""
-        record = part.case.engine
-        if record is None or not self.judges:
-            return
-        tokens = slice(part.first, part.first + part.case.total_q)
-        found = judge_part(part.case, record, oracle, self._tolerance, self._judged[:, tokens])
-        self.grades[:, tokens] = found.grades
-        for one in found.differences:
-            for grade, count in zip(*np.unique(one.grades, return_counts=True)):
-                self._counts[one.kind, int(grade)] += int(count)
-        if found.selection_faults is not None:
-            self.selection_faults[:, tokens] = found.selection_faults
-        if found.scores is not None:
-            self._error = max(self._error, found.scores.max_measured_error)
-            self._unmeasured.update(found.scores.unmeasured)
-            head, token, _ = found.scores.wrong.cells.T
-            self.score_faults[head, part.first + token] = True
-        told = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
-        for faults, kept in ((True, self._faults), (False, self._legal)):
-            room = self._most - len(self._faults) - (0 if faults else len(self._legal))
-            kept.extend(findings(told, found.differences, faults=faults, most=max(0, room)))
-
-    def verdict(self, naming: Naming, written: WrittenKeys | None) -> EngineVerdict:
-        """What all parts say together."""
-        faulty = self.grades == FAULT
-        unjudged = int((~self._judged).sum())
-        with_scores = self._engine.scores is not None
-        both = with_scores and self._engine.block_ids is not None
-        request = np.repeat(np.arange(self._case.batch), self._case.query_lens)
-        by_request = Counter(request[np.nonzero(faulty)[1]].tolist())
-        differences = {
-            kind: {VERDICTS[grade]: n for grade in (FAULT, ROUNDING, TIE) if (n := self._counts[kind, grade])}
-            for kind in KINDS
-        }
-        return EngineVerdict(
-            ok=not faulty.any() and not unjudged and (written is None or not written.wrong),
-            rows=int((self.grades != UNJUDGED).sum()),
-            unjudged_rows=unjudged,
-            right_rows=int((self.grades == RIGHT).sum()),
-            tie_rows=int((self.grades == TIE).sum()),
-            rounding_rows=int((self.grades == ROUNDING).sum()),
-            fault_rows=int(faulty.sum()),
-            selection_fault_rows=int(self.selection_faults.sum()) if both else None,
-            max_score_error=(WRONG_CELL_ERROR if self._unmeasured else self._error) if with_scores else None,
-            max_measured_error=self._error if with_scores else None,
-            unmeasured_cells=dict(self._unmeasured) if with_scores else None,
-            score_tolerance=self._tolerance,
-            fault_rows_by_request=dict(sorted(by_request.items())),
-            fault_rows_by_head={h: int(n) for h, n in enumerate(faulty.sum(axis=1)) if n},
-            differences={kind: counts for kind, counts in differences.items() if counts},
-            total_findings=self._counts.total(),
-            findings=(*self._faults, *self._legal)[: self._most],
-            causes=naming.causes,
-            candidates=naming.candidates,
-            untried=naming.untried,
-            written=written,
-        )
-
-
-# The fault that needs no hypothesis: right scores, and ids that are not the best by them.
-
-FAMILY = "selection"
-"""Share of faulty rows that must be so."""
+# ---- The cause that needs no prediction: right scores, and ids that are not the best by them ----
 
 
 def selection_cause(
@@ -313,7 +221,7 @@ def selection_cause(
     right = int((~evidence.faulty).sum())
     cause = Cause(
         name="the ids are not the best by the engine's own scores",
-        family=FAMILY,
+        family=ids.SELECTION.name,
         says="The scores are right, and the selection does not follow them: look at the top-k step, at what "
         "it reads, and at what is done to its ids afterwards.",
         explained=explained,
@@ -325,25 +233,26 @@ def selection_cause(
     return (cause,)
 
 
-# This step's keys against the bytes that the engine's pages hold for them: the writer's side.
+# ---- This step's keys against the bytes that the engine's pages hold for them ----
 
 CHUNK_TOKENS = 4096
 SAMPLE_TOKENS = 256
 """Wrong tokens that a cause is looked for in."""
 READINGS: tuple[tuple[str, str, PageKeys], ...] = (
-    ("nibbles are written swapped", keys.FAMILY, keys.swapped),
-    ("nibbles are written planar", keys.FAMILY, keys.planar),
-    ("scales are written interleaved with codes", keys.SCALE_ORDER_FAMILY, keys.interleaved),
-    ("scales are written group-major", keys.SCALE_ORDER_FAMILY, keys.group_major),
-    ("scales are written swizzled", keys.SCALE_ORDER_FAMILY, keys.swizzled),
-    ("scales are written before the codes", keys.SCALE_ORDER_FAMILY, keys.scales_first),
+    ("nibbles are written swapped", keys.NIBBLES.name, keys.swapped),
+    ("nibbles are written planar", keys.NIBBLES.name, keys.planar),
+    ("scales are written interleaved with codes", keys.SCALE_ORDER.name, keys.interleaved),
+    ("scales are written group-major", keys.SCALE_ORDER.name, keys.group_major),
+    ("scales are written swizzled", keys.SCALE_ORDER.name, keys.swizzled),
+    ("scales are written before the codes", keys.SCALE_ORDER.name, keys.scales_first),
     *(
-        (f"scales are written wrong: {name}", keys.SCALE_GROUP_FAMILY, keys.grouped(groups))
+        (f"scales are written wrong: {name}", keys.SCALE_GROUP.name, keys.grouped(groups))
         for name, _, groups in keys.GROUPINGS[:5]
     ),
-    ("keys are written with the other sign", keys.SIGN_FAMILY, keys.negated),
-    ("keys are not written", "stale or unwritten page", lambda pages: np.zeros((len(pages), 128, 128), "f4")),
+    ("keys are written with the other sign", keys.SIGN.name, keys.negated),
+    ("keys are not written", pages.STALE.name, right_keys),  # which are 0
 )
+"""Name, family and how a page was written."""
 
 
 def check_written(case: Case) -> WrittenKeys | None:
@@ -366,25 +275,16 @@ def check_written(case: Case) -> WrittenKeys | None:
         wrong[chunk] = (pages[place[chunk, None], at_codes] != packed).any(axis=1)
         wrong[chunk] |= (pages[place[chunk, None], at_scales] != scales).any(axis=1)
     at = np.flatnonzero(wrong)
-    cause = None
-    if at.size:
-        cause = _cause(pages, record.new_keys, place, slot, at)
     return WrittenKeys(
         tokens=case.total_q,
         wrong=int(at.size),
         worst_request=int(request[at[0]]) if at.size else -1,
         worst_position=int(position[at[0]]) if at.size else -1,
-        cause=cause,
+        cause=_written_as(pages, record.new_keys, place, slot, at) if at.size else None,
     )
 
 
-def _cause(
-    pages: NDArray[np.uint8],
-    keys: NDArray[np.generic],
-    place: NDArray[np.int32],
-    slot: NDArray[np.int64],
-    wrong: NDArray[np.int64],
-) -> Cause | None:
+def _written_as(pages: Bytes, keys: NDArray[np.generic], place: Ids, slot: Ints, wrong: Ints) -> Cause | None:
     """The layout in which the wrong tokens' bytes are the right keys."""
     at = wrong[np.unique(np.linspace(0, len(wrong) - 1, SAMPLE_TOKENS).round().astype(np.int64))]
     codes, scales = quantize_keys(keys[at].astype(np.float64))
@@ -392,21 +292,18 @@ def _cause(
     used, inverse = np.unique(place[at], return_inverse=True)
     best: Cause | None = None
     for name, family, reading in READINGS:
-        read = reading(pages[used])[inverse, slot[at]]
-        if name == "keys are not written":
-            given = np.asarray((right_keys(pages[used])[inverse, slot[at]] == 0).all(axis=1))
-        else:
-            given = np.asarray((read == wanted).all(axis=1))
-        explained = int(given.sum())
+        given = reading(pages[used])[inverse, slot[at]] == (wanted if reading is not right_keys else 0)
+        explained = int(given.all(axis=1).sum())
         if explained > 0.9 * len(at) and (best is None or explained > best.explained):
-            says = (
-                "The bytes of this step's keys are right if the page is read in that way: the writer has it."
-            )
-            if name == "keys are not written":
-                says = "The bytes of this step's keys are zero: the insert did not run, or not yet."
+            says = "are right if the page is read in that way: the writer has it."
+            if reading is right_keys:
+                says = "are zero: the insert did not run, or not yet."
+            says = f"The bytes of this step's keys {says}"
             best = Cause(name, family, says, explained, len(at), 0, 0, 0)
     return best
 
+
+# ---- The parts of a case together ----
 
 MAX_FINDINGS = 1000
 """Differences that are kept, faults before all else."""
@@ -427,38 +324,100 @@ class EngineJudge:
     ) -> None:
         if case.engine is None:
             raise AssertionError("there is an engine's result to judge")
-        self._case, self._tolerance = case, tolerance
-        self._tally = Tally(case, case.engine, tolerance, max_findings, judged)
+        self._case, self._engine, self._tolerance = case, case.engine, tolerance
+        shape = (case.num_heads, case.total_q)
+        self._judged = np.ones(shape, dtype=bool) if judged is None else judged
+        self._grades = np.full(shape, UNJUDGED, dtype=np.int8)
+        self._selection_faults = np.zeros(shape, dtype=bool)
+        self._score_faults = np.zeros(shape, dtype=bool)
+        self._most = max_findings
+        self._faults: list[Finding] = []
+        self._legal: list[Finding] = []
+        self._counts: Counter[tuple[Kind, int]] = Counter()
+        self._error = 0.0
+        self._unmeasured: Counter[str] = Counter()
 
     def add(self, part: Part, oracle: OracleResult) -> None:
         """Judge one part by the oracle's answer to it."""
-        self._tally.add(part, oracle)
+        record = part.case.engine
+        if record is None or (record.scores is None and record.block_ids is None):
+            return
+        tokens = slice(part.first, part.first + part.case.total_q)
+        found = judge_part(part.case, record, oracle, self._tolerance, self._judged[:, tokens])
+        self._grades[:, tokens] = found.grades
+        for one in found.differences:
+            for grade, count in zip(*np.unique(one.grades, return_counts=True)):
+                self._counts[one.kind, int(grade)] += int(count)
+        if found.selection_faults is not None:
+            self._selection_faults[:, tokens] = found.selection_faults
+        if found.scores is not None:
+            self._error = max(self._error, found.scores.max_measured_error)
+            self._unmeasured.update(found.scores.unmeasured)
+            head, token, _ = found.scores.wrong.cells.T
+            self._score_faults[head, part.first + token] = True
+        told = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
+        for faults, kept in ((True, self._faults), (False, self._legal)):
+            room = self._most - len(self._faults) - (0 if faults else len(self._legal))
+            kept.extend(findings(told, found.differences, faults=faults, most=max(0, room)))
 
     def verdict(self) -> EngineVerdict:
-        """What all parts say together."""
-        grades = self._tally.grades
+        """Names the causes and sums up all parts."""
         naming = Naming((), (), ())
-        if (grades == FAULT).any():
+        if (self._grades == FAULT).any():
             end = time.monotonic() + TIME_LIMIT
-            evidence = gather_evidence(self._case, grades, FAULT, self._tolerance)
+            evidence = gather_evidence(self._case, self._grades, FAULT, self._tolerance)
             naming = name_causes(evidence)
             if not naming.causes and naming.most >= NAMED_SHARE:
-                naming = self._named_in_a_part(grades, end) or naming
-            causes = selection_cause(
-                evidence, self._tally.selection_faults, self._tally.score_faults, naming.causes
-            )
+                naming = self._named_in_a_part(end) or naming
+            causes = selection_cause(evidence, self._selection_faults, self._score_faults, naming.causes)
             naming = replace(naming, causes=causes)
-        return self._tally.verdict(naming, check_written(self._case))
+        return self.summary(naming, check_written(self._case))
 
-    def _named_in_a_part(self, grades: NDArray[np.int8], end: float) -> Naming | None:
+    def _named_in_a_part(self, end: float) -> Naming | None:
         """What a fault explains that only some rows of the call have: it leaves the right ones among them."""
-        for words, rows in parts_at_fault(self._case, grades):
+        for words, rows in parts_at_fault(self._case, self._grades):
             seconds = end - time.monotonic()
             if seconds <= 0:
                 break
-            own = np.where(rows, grades, UNJUDGED).astype(np.int8)
+            own = np.where(rows, self._grades, UNJUDGED).astype(np.int8)
             evidence = gather_evidence(self._case, own, FAULT, self._tolerance)
             naming = name_causes(evidence, seconds, only=words)
             if naming.causes:
                 return naming
         return None
+
+    def summary(self, naming: Naming, written: WrittenKeys | None) -> EngineVerdict:
+        """Sums up all parts, with the causes and the written keys given."""
+        faulty = self._grades == FAULT
+        unjudged = int((~self._judged).sum())
+        with_scores = self._engine.scores is not None
+        both = with_scores and self._engine.block_ids is not None
+        request = np.repeat(np.arange(self._case.batch), self._case.query_lens)
+        by_request = Counter(request[np.nonzero(faulty)[1]].tolist())
+        differences = {
+            kind: {VERDICTS[grade]: n for grade in (FAULT, ROUNDING, TIE) if (n := self._counts[kind, grade])}
+            for kind in KINDS
+        }
+        return EngineVerdict(
+            ok=not faulty.any() and not unjudged and (written is None or not written.wrong),
+            rows=int((self._grades != UNJUDGED).sum()),
+            unjudged_rows=unjudged,
+            right_rows=int((self._grades == RIGHT).sum()),
+            tie_rows=int((self._grades == TIE).sum()),
+            rounding_rows=int((self._grades == ROUNDING).sum()),
+            fault_rows=int(faulty.sum()),
+            selection_fault_rows=int(self._selection_faults.sum()) if both else None,
+            max_score_error=(WRONG_CELL_ERROR if self._unmeasured else self._error) if with_scores else None,
+            max_measured_error=self._error if with_scores else None,
+            unmeasured_cells=dict(self._unmeasured) if with_scores else None,
+            score_tolerance=self._tolerance,
+            fault_rows_by_request=dict(sorted(by_request.items())),
+            fault_rows_by_head={h: int(n) for h, n in enumerate(faulty.sum(axis=1)) if n},
+            differences={kind: counts for kind, counts in differences.items() if counts},
+            total_findings=self._counts.total(),
+            findings=(*self._faults, *self._legal)[: self._most],
+            causes=naming.causes,
+            candidates=naming.candidates,
+            untried=naming.untried,
+            written=written,
+        )

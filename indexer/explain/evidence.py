@@ -1,4 +1,8 @@
-"""A sample of rows, faulty and right, with what the engine made of each: hypotheses are held against it."""
+"""A sample of rows, faulty and right, and what an engine with a given fault would have recorded for them.
+
+Each step of the contract can be done wrong: which bytes are read for a block, what keys they are, what
+queries are scored, which keys a row sees, which blocks are forced, and how ids are selected and written.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.case import Case, EngineOrder
+from indexer.case import Case, EngineOrder, EngineRecord
+from indexer.explain.verdict import Bools, Bytes, Floats, Grades, Ids, Ints
 from kernel.backends.reference.quantizer import E2M1_MAGNITUDES, e4m3_bytes, e4m3_values
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import (
@@ -23,9 +28,6 @@ from kernel.contract import (
     PAGE_BYTES,
     TOKEN_CODE_BYTES,
 )
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 FAULTY_ROWS, RIGHT_ROWS = 32, 16
 """Rows of a sample, at most."""
@@ -53,9 +55,9 @@ class Evidence:
     request: Ints
     head: Ints
     token: Ints
-    faulty: NDArray[np.bool_]
+    faulty: Bools
     scores: Floats | None
-    block_ids: NDArray[np.int32] | None
+    block_ids: Ids | None
     tolerance: float
     blocks: Ints | None = None
 
@@ -91,19 +93,49 @@ class Evidence:
         return np.asarray(self.position // BLOCK_TOKENS + 1, dtype=np.int64)
 
     @property
+    def visible(self) -> Bools:
+        """``[R, S]`` blocks that each row sees."""
+        return np.asarray(np.arange(self.num_score_blocks) < self.num_blocks[:, None])
+
+    @property
+    def recorded(self) -> Floats:
+        """``[R, S]`` the engine's scores, without columns past the call's last block."""
+        if self.scores is None:
+            raise AssertionError("only asked for with scores")
+        return self.scores[:, : self.num_score_blocks]
+
+    @property
+    def ids(self) -> Ids:
+        """``[R, k]`` the engine's ids."""
+        if self.block_ids is None:
+            raise AssertionError("only asked for with ids")
+        return self.block_ids
+
+    @property
+    def engine(self) -> EngineRecord:
+        """The engine's result of the whole call."""
+        if self.case.engine is None:
+            raise AssertionError("only asked for with an engine's result")
+        return self.case.engine
+
+    @property
     def order(self) -> EngineOrder:
         """The order that the engine's ids are stated in."""
         return "any" if self.case.engine is None else self.case.engine.order
 
+    def page(self, place: int) -> Bytes:
+        """``[9216]`` bytes of one page of the file."""
+        return np.asarray(self.pages[place])
+
     @property
-    def pages(self) -> NDArray[np.uint8]:
+    def pages(self) -> Bytes:
         """``[num_pages, 9216]``."""
         if self.case.pages is None:
             raise AssertionError("evidence is made with pages")
         return self.case.pages.reshape(-1, PAGE_BYTES)
 
     @property
-    def table(self) -> NDArray[np.int32]:
+    def table(self) -> Ids:
         """``[batch, max_blocks]``."""
         if self.case.block_table is None:
             raise AssertionError("evidence is made with pages")
@@ -138,7 +170,7 @@ class Evidence:
         )
 
 
-def gather_evidence(case: Case, grades: NDArray[np.int8], fault: int, tolerance: float) -> Evidence:
+def gather_evidence(case: Case, grades: Grades, fault: int, tolerance: float) -> Evidence:
     """Sample a judged case.
 
     Args:
@@ -175,9 +207,14 @@ def gather_evidence(case: Case, grades: NDArray[np.int8], fault: int, tolerance:
     )
 
 
-def _requests(case: Case, faulty_per_token: NDArray[np.bool_]) -> list[int]:
+def request_blocks(case: Case) -> Ints:
+    """``[batch]`` blocks of each request."""
+    return np.asarray(-(-case.seq_lens.astype(np.int64) // BLOCK_TOKENS))
+
+
+def _requests(case: Case, faulty_per_token: Bools) -> list[int]:
     """Requests to look at: those with faults, short ones first, and one without any."""
-    blocks = -(-case.seq_lens.astype(np.int64) // BLOCK_TOKENS)
+    blocks = request_blocks(case)
     counts = [
         int(faulty_per_token[start:end].sum())
         for start, end in zip(case.cu_seqlens_q[:-1], case.cu_seqlens_q[1:])
@@ -202,9 +239,8 @@ def _spread(rows: Ints, most: int) -> Ints:
     return rows[chosen]
 
 
-# Page bytes as keys, in the right way and with each step open to be done wrong.
+# ---- Page bytes as keys ----
 
-Bytes = NDArray[np.uint8]
 PageKeys = Callable[[Bytes], Floats]
 """Pages ``[n, 9216]`` to keys ``[n, 128, 128]`` (token, dim)."""
 
@@ -229,7 +265,7 @@ def scales_of(pages: Bytes) -> Bytes:
     return pages[:, CODE_BYTES:].reshape(-1, BLOCK_TOKENS, GROUPS)
 
 
-def keys_of(codes: Bytes, scales: Bytes, groups: NDArray[np.int64] = DIMS_TO_GROUPS) -> Floats:
+def keys_of(codes: Bytes, scales: Bytes, groups: Ints = DIMS_TO_GROUPS) -> Floats:
     """Scored keys of codes ``[..., 128]`` and scales ``[..., 8]``; ``groups`` says whose scale a dim has."""
     place = np.left_shift(scales, 4, dtype=np.uint16)[..., groups] | codes
     return np.asarray(right_table().reshape(-1).take(place), dtype=np.float32)
@@ -279,12 +315,12 @@ def right_table() -> Floats:
     return np.where(np.arange(256)[:, None] & 0x80, -both, both).astype(np.float32)
 
 
-# Scores of a sample's rows, with each step of the contract open to be done wrong.
+# ---- Scores ----
 
 CHUNK_PAGES = 64
 """Pages dequantised at a time: 4 MiB of keys."""
 
-PageOf = Callable[[Evidence, int, int], "NDArray[np.uint8] | None"]
+PageOf = Callable[[Evidence, int, int], Bytes | None]
 """Evidence, request, block to the bytes ``[9216]`` read for it; None where the file does not hold them."""
 Forced = Callable[[Floats, Ints, Evidence], Floats]
 """Scores ``[R, S]``, causal blocks ``[R]``, evidence to the scores with sentinels."""
@@ -366,7 +402,7 @@ def _unforced(evidence: Evidence, steps: Steps) -> Scored:
     slack: Floats = np.full(shape, 1e-30, dtype=np.float32)
     for request in np.unique(evidence.request):
         rows = np.flatnonzero(evidence.request == request)
-        blocks = -(-int(evidence.case.seq_lens[request]) // BLOCK_TOKENS)
+        blocks = int(request_blocks(evidence.case)[request])
         end = min(blocks, int(num_blocks[rows].max()))
         seen = wanted[wanted < end]
         for first in range(0, len(seen), CHUNK_PAGES):
@@ -426,9 +462,9 @@ def _largest_seen(values: Floats, blocks: Ints, last_key: Ints) -> Floats:
     return best
 
 
-def by_table(evidence: Evidence, request: int, block: int) -> NDArray[np.uint8] | None:
+def by_table(evidence: Evidence, request: int, block: int) -> Bytes | None:
     """The page of the block table."""
-    page: NDArray[np.uint8] = evidence.pages[evidence.table[request, block]]
+    page: Bytes = evidence.pages[evidence.table[request, block]]
     return page
 
 
@@ -467,13 +503,11 @@ def quantised(queries: NDArray[np.float64]) -> Floats:
 
 
 @functools.lru_cache(maxsize=1)
-def _nothing() -> NDArray[np.uint8]:
+def _nothing() -> Bytes:
     return np.zeros(PAGE_BYTES, dtype=np.uint8)
 
 
-def _pages(
-    evidence: Evidence, page_of: PageOf | None, request: int, blocks: Ints
-) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+def _pages(evidence: Evidence, page_of: PageOf | None, request: int, blocks: Ints) -> tuple[Bytes, Bools]:
     """Bytes of blocks ``[count, 9216]``, and which of them the file holds."""
     if page_of is None:
         return evidence.pages[evidence.table[request, blocks]], np.ones(len(blocks), dtype=bool)
@@ -482,9 +516,8 @@ def _pages(
     return np.stack([_nothing() if page is None else page for page in found]), known
 
 
-# What an engine with some fault would have recorded for a sample's rows.
+# ---- Predictions: what is recorded as scores, and what ids are selected ----
 
-Ids = NDArray[np.int32]
 IdOrder = Literal["score", "lowest score", "block", "last block", "any"]
 ReadIds = Callable[[Evidence, Ids], Ids]
 """Evidence and ids as the engine wrote them ``[R, k]`` to the blocks that they stand for."""
@@ -519,6 +552,33 @@ def by_scores(scored: Scored) -> Prediction:
     return Prediction(scored, scored)
 
 
+def partly(where: str, moved: Scored, right: Scored) -> Prediction:
+    """``moved`` in place of the right scores, ids or both: ``where`` names them."""
+    return Prediction(moved if "scores" in where else right, moved if "ids" in where else right)
+
+
 def by_steps(steps: Callable[[Evidence], Steps]) -> Callable[[Evidence], Prediction]:
-    """A prediction from the steps that a fault changes."""
+    """Predicts from steps of the contract that a fault changes."""
     return lambda evidence: by_scores(score(evidence, steps(evidence)))
+
+
+def by_keys(keys: PageKeys) -> Callable[[Evidence], Prediction]:
+    """Predicts from pages that are read as other keys."""
+    return by_steps(lambda _: Steps(keys=keys))
+
+
+def by_page(page_of: PageOf) -> Callable[[Evidence], Prediction]:
+    """Predicts from other pages read for a block."""
+    return by_steps(lambda _: Steps(page_of=page_of))
+
+
+def by_ids(
+    read: ReadIds | None, order: IdOrder | None = None, topk: int | None = None
+) -> Callable[[Evidence], Prediction]:
+    """Predicts right scores and a right selection, written in another way."""
+
+    def predict(evidence: Evidence) -> Prediction:
+        right = score(evidence)
+        return Prediction(right, right, topk, order, read)
+
+    return predict

@@ -1,4 +1,4 @@
-"""The differences of a part as findings: where each is, and which rule it breaks, in words."""
+"""Turns a part's differences into findings: where each is, and which rule it breaks, in words."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from indexer.explain.verdict import (
 from indexer.oracle import OracleResult
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, SUPPORTED_HEADS
-
-# The rule that a difference breaks, in words, with the numbers of its row.
 
 ENTRY_RULES: tuple[Rule, ...] = ("below -1", "not of the row", "repeated", "too few", "gap")
 """Rules that one entry of a row breaks."""
@@ -179,6 +177,8 @@ def _order_rule(row: Row, rule: Rule, place: int, block: int, against: int) -> s
     }[rule]
 
 
+# ---- Findings ----
+
 MAX_HEADS = max(SUPPORTED_HEADS)
 OWN_RULES: tuple[Rule, ...] = ("own best", "own tie", "own descending", "own tied order")
 """Rules that the engine's own scores decide."""
@@ -253,7 +253,7 @@ def _finding(
     )
 
 
-# Parts of a call that hold all of its faulty rows: one head, one request, decode rows, late positions.
+# ---- Parts of a call that hold all of its faulty rows ----
 
 LEAST_FAULTY = 4
 """Rows: fewer lie in one part by chance."""

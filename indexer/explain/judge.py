@@ -1,4 +1,8 @@
-"""One part of an engine's result against the oracle: which rows differ, and by how much."""
+"""Judges one part of an engine's result against the oracle: which rows differ, and by how much.
+
+Three rules hold, each with its own differences. Ids must be a selection of the row at all. Scores and
+selections must be the oracle's within rounding. The selection must follow the engine's own scores exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.case import Case, EngineRecord
 from indexer.explain.verdict import (
@@ -18,7 +21,10 @@ from indexer.explain.verdict import (
     UNJUDGED,
     Bools,
     Differences,
+    Doubles,
+    Floats,
     Grades,
+    Ids,
     Ints,
     Rule,
     differences,
@@ -27,9 +33,7 @@ from indexer.explain.verdict import (
 from indexer.oracle import WRONG_CELL_ERROR, OracleResult
 from kernel.batch import LOCAL_SCORE
 
-# Which of an engine's rows hold a selection at all, and which entries keep the others from being one.
-
-Ids = NDArray[np.int32]
+# ---- Rows that hold a selection ----
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +107,10 @@ def _entries(ids: Ids, rule: Rule, at: Bools) -> Differences:
     return differences("id", rule, cells, FAULT, place=places[:, 2])
 
 
-# Whether an engine's ids stand in the order that they are promised in.
+# ---- The order of ids ----
 
 
-def out_of_order(
-    ids: Ids, order: str, oracle: OracleResult, allowed: NDArray[np.float64], rows: Bools
-) -> Differences:
+def out_of_order(ids: Ids, order: str, oracle: OracleResult, allowed: Doubles, rows: Bools) -> Differences:
     """The first two neighbours of each row that are in no order that rounding could give.
 
     Args:
@@ -146,9 +148,8 @@ def neighbours(ids: Ids, rule: Rule, at: Bools, grade: int) -> Differences:
     return differences("order", rule, cells, grade, place=first + 1, against=ids[head, token, first])
 
 
-# An engine's scores against the oracle's, cell by cell.
+# ---- Scores, cell by cell ----
 
-Floats = NDArray[np.float64]
 MEASURED = 0
 UNMEASURED = (
     "",
@@ -177,9 +178,7 @@ class ScoreJudgement:
     unmeasured: dict[str, int]
 
 
-def judge_scores(
-    got: NDArray[np.float32], oracle: OracleResult, visible: Bools, tolerance: float
-) -> ScoreJudgement:
+def judge_scores(got: Floats, oracle: OracleResult, visible: Bools, tolerance: float) -> ScoreJudgement:
     """Judge the scores ``[H, tokens, S]`` of the cells ``visible`` ``[H or 1, tokens, S]``."""
     cells = np.argwhere((got != oracle.scores) & visible)
     place = tuple(cells.T)
@@ -198,7 +197,7 @@ def judge_scores(
     )
 
 
-def unmeasured(have: Floats, want: Floats, bound: Floats) -> NDArray[np.int8]:
+def unmeasured(have: Doubles, want: Doubles, bound: Doubles) -> Grades:
     """Which of :data:`UNMEASURED` holds for cells that differ: an engine's, the right score, its bound.
 
     An error in units of the bound says something of two numbers only: NaN compares with nothing, a forced
@@ -217,13 +216,11 @@ def unmeasured(have: Floats, want: Floats, bound: Floats) -> NDArray[np.int8]:
     return np.asarray(np.select(conditions, codes, MEASURED), dtype=np.int8)
 
 
-# An engine's selection against the right scores, within rounding, and against its own, exactly.
-
-Scores = NDArray[np.float32]
+# ---- The selection: by the right scores within rounding, by the engine's own exactly ----
 
 
 def exchanged(
-    ids: Ids, picked: Bools, oracle: OracleResult, visible: Bools, allowed: NDArray[np.float64], rows: Bools
+    ids: Ids, picked: Bools, oracle: OracleResult, visible: Bools, allowed: Doubles, rows: Bools
 ) -> list[Differences]:
     """Blocks that only one of the two selections holds.
 
@@ -292,7 +289,7 @@ class OwnJudgement:
 
 
 def judge_by_own_scores(
-    ids: Ids, picked: Bools, own: Scores, visible: Bools, rows: Bools, by_score: bool
+    ids: Ids, picked: Bools, own: Floats, visible: Bools, rows: Bools, by_score: bool
 ) -> OwnJudgement:
     """Judge rows by the engine's own scores; exactly, for it had no others.
 
@@ -401,7 +398,7 @@ def judge_part(
 def _by_own_scores(
     engine: EngineRecord,
     picked: Picked,
-    got: NDArray[np.float32],
+    got: Floats,
     oracle: OracleResult,
     visible: Bools,
     rows: Bools,

@@ -1,34 +1,28 @@
-"""Whether a prediction gives what the engine gave, row by row."""
+"""Compares predictions with what the engine recorded, row by row, and holds the registry of causes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.explain.evidence import (
+    CHUNK_PAGES,
     Evidence,
-    Floats,
     IdOrder,
-    Ids,
-    Ints,
-    PageKeys,
     Prediction,
     Scored,
-    Steps,
     by_scores,
-    by_steps,
     right_keys,
     right_queries,
     score,
 )
+from indexer.explain.verdict import Bools, Floats, Ids, Ints
 from kernel.backends.reference.quantizer import E4M3_MAX
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
-
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +45,12 @@ class Match:
 def match(prediction: Prediction, evidence: Evidence) -> Match:
     """Hold a prediction against the engine's result."""
     scores = prediction.scores.scores
-    visible = np.arange(scores.shape[1]) < evidence.num_blocks[:, None]
+    visible = evidence.visible
     rows = np.ones(len(scores), dtype=bool)
     cells = 0
     unknown = np.isnan(scores) & visible
     if evidence.scores is not None:
-        got = evidence.scores[:, : scores.shape[1]]
+        got = evidence.recorded
         agrees = score_agrees(prediction, evidence) | ~visible
         rows &= agrees.all(axis=1)
         # Cells that no row sees may hold anything, but where they hold what a fault gives they speak for it.
@@ -74,10 +68,7 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
 def score_agrees(prediction: Prediction, evidence: Evidence) -> Bools:
     """``[R, S]`` cells whose recorded score is the predicted one, or one that is not known and some page's
     content could give."""
-    if evidence.scores is None:
-        raise AssertionError("only asked for with scores")
-    scores = prediction.scores.scores
-    got = evidence.scores[:, : scores.shape[1]]
+    scores, got = prediction.scores.scores, evidence.recorded
     with np.errstate(invalid="ignore"):
         near = np.abs(got.astype(np.float64) - scores) <= prediction.scores.slack
     open_cells = np.isnan(scores)
@@ -93,9 +84,7 @@ def score_agrees(prediction: Prediction, evidence: Evidence) -> Bools:
 def possible_scores(evidence: Evidence) -> Bools:
     """``[R, S]`` recorded scores that a page of some content gives: no key exceeds 448, and none is NaN, so
     that ``|score| <= 448 * sum_i |q_i|``, and fp32 rounding."""
-    if evidence.scores is None:
-        raise AssertionError("only asked for with scores")
-    got = evidence.scores[:, : evidence.num_score_blocks].astype(np.float64)
+    got = evidence.recorded.astype(np.float64)
     most = E4M3_MAX * np.abs(right_queries(evidence).astype(np.float64)).sum(axis=1)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.abs(got) <= most[:, None] * (1 + evidence.tolerance))
@@ -104,9 +93,7 @@ def possible_scores(evidence: Evidence) -> Bools:
 def ids_agree(prediction: Prediction, evidence: Evidence) -> Bools:
     """``[R]`` rows whose ids are a top-k of the prediction, equal and close scores in any order, and in the
     order stated."""
-    if evidence.block_ids is None:
-        raise AssertionError("only asked for with ids")
-    written = evidence.block_ids
+    written = evidence.ids
     ids = written if prediction.read_ids is None else prediction.read_ids(evidence, written)
     scores, slack = prediction.ranked.scores, prediction.ranked.slack
     num_blocks = np.minimum(prediction.ranked.num_blocks, scores.shape[1])
@@ -171,8 +158,7 @@ def disagreements(evidence: Evidence, right: Prediction) -> Ints:
     bits = np.zeros(len(evidence.request), dtype=np.int64)
     scores = right.scores.scores
     if evidence.scores is not None:
-        visible = np.arange(scores.shape[1]) < evidence.num_blocks[:, None]
-        bits += 8 * (visible & ~score_agrees(right, evidence)).sum(axis=1)
+        bits += 8 * (evidence.visible & ~score_agrees(right, evidence)).sum(axis=1)
     if evidence.block_ids is not None:
         best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")
         k = evidence.block_ids.shape[1]
@@ -192,7 +178,7 @@ def disagreements(evidence: Evidence, right: Prediction) -> Ints:
     return bits
 
 
-# Which page of a file gives what an engine has for a block.
+# ---- The page of the file that gives what an engine has for a block ----
 
 MAX_CELLS = 16
 """Blocks that are looked for."""
@@ -202,7 +188,6 @@ LEAST_ROWS = 2
 """Rows that must agree: one score alone could be another page's by chance."""
 LEAST_CONTRADICTIONS = 2
 """Rows in which every other page must be wrong, where ids alone tell of a page."""
-CHUNK_PAGES = 64
 Cell = tuple[int, int]
 
 
@@ -252,12 +237,9 @@ def _scores_of_pages(evidence: Evidence) -> tuple[Floats, Floats]:
 def _bounds_by_ids(evidence: Evidence) -> tuple[Bools, Floats, Floats]:
     """Which blocks are picked ``[R, S]``, and the right scores of each row's worst pick and best other; a
     picked block must not be below the latter, one that is left not above the former."""
-    if evidence.block_ids is None:
-        raise AssertionError("only asked for with ids")
     right = score(evidence).scores
-    picked = picked_blocks(evidence.block_ids, right.shape[1])
-    visible = np.arange(right.shape[1]) < evidence.num_blocks[:, None]
-    return picked, np.where(picked, right, np.inf), np.where(visible & ~picked, right, -np.inf)
+    picked = picked_blocks(evidence.ids, right.shape[1])
+    return picked, np.where(picked, right, np.inf), np.where(evidence.visible & ~picked, right, -np.inf)
 
 
 def _only_page(
@@ -276,7 +258,7 @@ def _only_page(
     return pages
 
 
-# The columns in which a hypothesis is tried first: few, and those that tell most.
+# ---- The columns in which a hypothesis is tried first: few, and those that tell most ----
 
 WIDE = 256
 """Blocks of a call up to which all columns are computed at once."""
@@ -295,7 +277,7 @@ def narrowed(evidence: Evidence, right: Prediction) -> Evidence:
         return evidence
     random = np.random.default_rng(columns)
     taken = [random.choice(columns, DRAWN_COLUMNS, replace=False)]
-    visible = np.arange(columns) < evidence.num_blocks[:, None]
+    visible = evidence.visible
     if evidence.scores is not None:
         taken.append(_some(visible & ~score_agrees(right, evidence), random))
     if evidence.block_ids is not None:
@@ -327,7 +309,24 @@ def few_faulty(evidence: Evidence, right: Prediction, wrong: Bools) -> Evidence:
     return narrowed(evidence.subset(few), by_scores(of_few))
 
 
-# A fault that an engine may have, as something that can be computed.
+# ---- Causes: faults that can be computed ----
+
+Predict = Callable[[Evidence], Prediction]
+"""What an engine with some fault would have recorded for a sample's rows."""
+Rows = Callable[[Evidence, Evidence], Iterable["Hypothesis"]]
+"""Causes made from a sample, and from the same rows in the columns that tell most."""
+When = Callable[[Evidence], bool]
+T = TypeVar("T")
+
+
+def as_is(predict: Predict) -> Predict:
+    """For families whose causes replace the whole prediction."""
+    return predict
+
+
+def always(_evidence: Evidence) -> bool:
+    """Every sample can speak about the cause."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -339,7 +338,7 @@ class Hypothesis:
         family: the kind of fault.
         says: what goes wrong and where to look, one sentence.
         predict: what an engine with this fault would give for a sample's rows.
-        fitted: 0 if nothing is fitted to the engine's result. What was fitted explains more than it should:
+        fitted: 0 if nothing is fitted to the engine's result. A fitted fault explains more than it should:
             of two that explain as much, the one with less is taken.
         leaves_open: whether the fault is that cells hold what the file does not tell; else a row of only
             such cells is not explained.
@@ -348,11 +347,55 @@ class Hypothesis:
     name: str
     family: str
     says: str
-    predict: Callable[[Evidence], Prediction]
+    predict: Predict
     fitted: int = 0
     leaves_open: bool = False
 
 
-def by_keys(keys: PageKeys) -> Callable[[Evidence], Prediction]:
-    """A prediction from pages that are read as other keys."""
-    return by_steps(lambda _: Steps(keys=keys))
+class Family(Generic[T]):
+    """Causes of one kind, in the order in which they are tried.
+
+    A cause is one row: its name, its advice and what it puts in place of the contract's, given to
+    :meth:`add` or decorated with :meth:`cause`. Causes whose names or numbers depend on the sample come from
+    a :meth:`generator`.
+
+    Args:
+        name: of the family, the same in every report.
+        by: makes a prediction from what a cause replaces: the keys of a page, a row's position, the steps.
+        when: whether a sample can speak about the family.
+    """
+
+    def __init__(self, name: str, by: Callable[[T], Predict], when: When = always) -> None:
+        self.name, self._by, self._when = name, by, when
+        self._rows: list[Rows] = []
+
+    def add(self, name: str, says: str, replaced: T, when: When = always) -> None:
+        """Add a cause, tried on samples for which ``when`` holds."""
+        row = self.hypothesis(name, says, replaced)
+        self._rows.append(lambda evidence, _: (row,) if when(evidence) else ())
+
+    def cause(self, name: str, says: str, when: When = always) -> Callable[[T], T]:
+        """Add the decorated function as a cause, see :meth:`add`."""
+
+        def register(replaced: T) -> T:
+            self.add(name, says, replaced, when)
+            return replaced
+
+        return register
+
+    def generator(self, rows: Rows) -> Rows:
+        """Add causes made from a sample."""
+        self._rows.append(rows)
+        return rows
+
+    def hypothesis(
+        self, name: str, says: str, replaced: T, fitted: int = 0, leaves_open: bool = False
+    ) -> Hypothesis:
+        """A cause of this family."""
+        return Hypothesis(name, self.name, says, self._by(replaced), fitted, leaves_open)
+
+    def hypotheses(self, evidence: Evidence, narrow: Evidence) -> Iterator[Hypothesis]:
+        """The causes that the sample can speak about."""
+        if self._when(evidence):
+            for rows in self._rows:
+                yield from rows(evidence, narrow)

@@ -1,4 +1,4 @@
-"""What is said about an engine's result."""
+"""The verdict on an engine's result: findings, causes and the counts of all rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Bytes = NDArray[np.uint8]
+Doubles = NDArray[np.float64]
+Floats = NDArray[np.float32]
+Grades = NDArray[np.int8]
+Ids = NDArray[np.int32]
+Ints = NDArray[np.int64]
 
 Kind = Literal["id", "selection", "order", "picked", "missed", "score"]
 """``id``: an entry of a row that breaks a rule of ids. ``selection``: a block that comes after one left out
@@ -164,11 +172,8 @@ class EngineVerdict:
     written: WrittenKeys | None
 
 
-# Places of a part where an engine's result differs, as arrays: a part may have millions.
+# ---- Places where an engine's result differs, as arrays: a part may have millions ----
 
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-Grades = NDArray[np.int8]
 UNJUDGED, RIGHT, TIE, ROUNDING, FAULT = range(-1, 4)
 """Grades of a row, the worst of what differs in it."""
 VERDICTS: dict[int, Verdict] = {TIE: "tie", ROUNDING: "rounding", FAULT: "fault"}

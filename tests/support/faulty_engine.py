@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from indexer.case import Case, EngineOrder, EngineRecord
 from indexer.case.case import parts
-from indexer.explain import MAX_FINDINGS, EngineVerdict
-from indexer.explain.engine import Naming, Tally
+from indexer.explain import MAX_FINDINGS, EngineJudge, EngineVerdict
+from indexer.explain.engine import Naming
 from indexer.oracle import run_oracle
 from kernel.backends.base import SCORE_TOLERANCE
 
@@ -211,8 +211,7 @@ def judged(
     case: Case, tolerance: float = SCORE_TOLERANCE["exact"], max_findings: int = MAX_FINDINGS
 ) -> EngineVerdict:
     """The verdict, without causes."""
-    assert case.engine is not None
-    tally = Tally(case, case.engine, tolerance, max_findings, None)
+    judge = EngineJudge(case, tolerance, max_findings)
     for part in parts(case, 1 << 22):
-        tally.add(part, run_oracle(part.case))
-    return tally.verdict(Naming((), (), ()), None)
+        judge.add(part, run_oracle(part.case))
+    return judge.summary(Naming((), (), ()), None)

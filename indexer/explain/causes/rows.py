@@ -1,136 +1,202 @@
-"""A row sees keys that it must not, or misses its own."""
+"""Faults in what a row is: its position, its query, its forced blocks, its place among heads and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.explain.evidence import (
     Evidence,
-    Floats,
     Forced,
-    Ints,
     Prediction,
     Steps,
     by_scores,
     by_steps,
     force,
+    partly,
     quantised,
+    request_blocks,
     score,
     unforced,
 )
-from indexer.explain.match import Bools, Hypothesis, ids_agree, match, picked_blocks, score_agrees
+from indexer.explain.match import (
+    Family,
+    Hypothesis,
+    Predict,
+    as_is,
+    ids_agree,
+    match,
+    picked_blocks,
+    score_agrees,
+)
+from indexer.explain.verdict import Bools, Floats, Ints
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 
-FAMILY = "causal mask"
+# ---- A row sees keys that it must not, or misses its own ----
 
-
-def hypotheses(_evidence: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
-    return [
-        Hypothesis(
-            "no causal mask in the row's own block",
-            FAMILY,
-            "Keys after the query's position, up to the request's end, count in the block that holds it.",
-            by_steps(lambda e: Steps(last_key=_own_block_end(e).clip(max=e.seq_len - 1))),
-        ),
-        Hypothesis(
-            "no causal mask, past the request's end too",
-            FAMILY,
-            "The whole page that holds the query counts, with whatever lies after the request's last key.",
-            by_steps(lambda e: Steps(last_key=_own_block_end(e))),
-        ),
-        Hypothesis(
-            "no causal mask at all",
-            FAMILY,
-            "Every query sees all keys of its request, so blocks of its future are scored and picked.",
-            by_steps(lambda e: Steps(position=e.seq_len - 1)),
-        ),
-        Hypothesis(
-            "the query's own key is masked",
-            FAMILY,
-            "The mask compares with < where it must with <=.",
-            by_steps(lambda e: Steps(last_key=e.position - 1)),
-        ),
-        Hypothesis(
-            "one key too many is visible",
-            FAMILY,
-            "The mask lets the key right after the query's position in.",
-            by_steps(lambda e: Steps(last_key=e.position + 1)),
-        ),
-    ]
+CAUSAL_MASK = Family("causal mask", by_steps)
 
 
 def _own_block_end(evidence: Evidence) -> Ints:
     return evidence.position // BLOCK_TOKENS * BLOCK_TOKENS + BLOCK_TOKENS - 1
 
 
-# The position of a chunk's first query is wrong, and with it the mask and the local blocks of all.
+CAUSAL_MASK.add(
+    "no causal mask in the row's own block",
+    "Keys after the query's position, up to the request's end, count in the block that holds it.",
+    lambda e: Steps(last_key=_own_block_end(e).clip(max=e.seq_len - 1)),
+)
+CAUSAL_MASK.add(
+    "no causal mask, past the request's end too",
+    "The whole page that holds the query counts, with whatever lies after the request's last key.",
+    lambda e: Steps(last_key=_own_block_end(e)),
+)
+CAUSAL_MASK.add(
+    "no causal mask at all",
+    "Every query sees all keys of its request, so blocks of its future are scored and picked.",
+    lambda e: Steps(position=e.seq_len - 1),
+)
+CAUSAL_MASK.add(
+    "the query's own key is masked",
+    "The mask compares with < where it must with <=.",
+    lambda e: Steps(last_key=e.position - 1),
+)
+CAUSAL_MASK.add(
+    "one key too many is visible",
+    "The mask lets the key right after the query's position in.",
+    lambda e: Steps(last_key=e.position + 1),
+)
 
-CHUNK_START_FAMILY = "chunk-start offset"
+# ---- A chunk starts at a wrong position: so do the mask and the local blocks of all its queries ----
+
+CHUNK_START: Family[Callable[[Evidence], Ints]] = Family(
+    "chunk-start offset",
+    lambda position: by_steps(lambda e: Steps(position=position(e).clip(max=e.seq_len - 1))),
+    when=lambda e: bool(e.prefix.any()),
+)
+CHUNK_START.add(
+    "the chunk's prefix is ignored",
+    "The first query of a chunk is taken to stand at position 0.",
+    lambda e: e.query,
+)
+CHUNK_START.add(
+    "the chunk's prefix is counted twice",
+    "The prefix is added to positions that hold it already.",
+    lambda e: 2 * e.prefix + e.query,
+)
+CHUNK_START.add(
+    "the chunk's start is rounded down to a block",
+    "A prefix that ends inside a block loses its last tokens.",
+    lambda e: e.prefix // BLOCK_TOKENS * BLOCK_TOKENS + e.query,
+)
+CHUNK_START.add(
+    "the chunk's start is rounded up to a block",
+    "A prefix that ends inside a block is taken for a whole number of blocks.",
+    lambda e: -(-e.prefix // BLOCK_TOKENS) * BLOCK_TOKENS + e.query,
+)
+CHUNK_START.add(
+    "every query has the position of the chunk's first",
+    "The query's own offset in the chunk is left out.",
+    lambda e: e.prefix,
+)
+CHUNK_START.add(
+    "queries count from the batch's first",
+    "The query's offset in the batch is added where its offset in the request must be.",
+    lambda e: e.prefix + e.token,
+)
+
+# ---- Forced blocks: left out, in the wrong order, or at the wrong end ----
 
 
-def chunk_start_hypotheses(evidence: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
-    if not evidence.prefix.any():
-        return []
-    return [
-        _starts(
-            "the chunk's prefix is ignored",
-            "The first query of a chunk is taken to stand at position 0.",
-            lambda e: e.query,
-        ),
-        _starts(
-            "the chunk's prefix is counted twice",
-            "The prefix is added to positions that hold it already.",
-            lambda e: (2 * e.prefix + e.query).clip(max=e.seq_len - 1),
-        ),
-        _starts(
-            "the chunk's start is rounded down to a block",
-            "A prefix that ends inside a block loses its last tokens.",
-            lambda e: e.prefix // BLOCK_TOKENS * BLOCK_TOKENS + e.query,
-        ),
-        _starts(
-            "the chunk's start is rounded up to a block",
-            "A prefix that ends inside a block is taken for a whole number of blocks.",
-            lambda e: (-(-e.prefix // BLOCK_TOKENS) * BLOCK_TOKENS + e.query).clip(max=e.seq_len - 1),
-        ),
-        _starts(
-            "every query has the position of the chunk's first",
-            "The query's own offset in the chunk is left out.",
-            lambda e: e.prefix,
-        ),
-        _starts(
-            "queries count from the batch's first",
-            "The query's offset in the batch is added where its offset in the request must be.",
-            lambda e: (e.prefix + e.token).clip(max=e.seq_len - 1),
-        ),
-    ]
+def _by_forced(forced: Forced) -> Predict:
+    return by_steps(lambda _: Steps(forced=forced))
 
 
-def _starts(name: str, says: str, position: Callable[[Evidence], Ints]) -> Hypothesis:
-    return Hypothesis(name, CHUNK_START_FAMILY, says, by_steps(lambda e: Steps(position=position(e))))
+def _forces_any(evidence: Evidence) -> bool:
+    return bool(evidence.case.init_blocks or evidence.case.local_blocks)
 
 
-# Other numbers of init or local blocks than the call states.
+def _forces_both(evidence: Evidence) -> bool:
+    return bool(evidence.case.init_blocks and evidence.case.local_blocks)
 
-SENTINEL_COUNTS_FAMILY = "sentinels"
+
+SENTINELS = Family("sentinels", _by_forced)
+SENTINELS.add(
+    "forced blocks are not forced", "Init and local blocks keep their own scores.", unforced, _forces_any
+)
+
+
+@SENTINELS.generator
+def _in_the_selection(evidence: Evidence, _narrow: Evidence) -> Iterator[Hypothesis]:
+    if _forces_any(evidence) and evidence.scores is not None and evidence.block_ids is not None:
+        yield Hypothesis(
+            "forced blocks are put into the selection only",
+            SENTINELS.name,
+            "The ids are right; init and local blocks keep their own scores.",
+            lambda e: Prediction(score(e, Steps(forced=unforced)), score(e)),
+        )
+
+
+@SENTINELS.cause(
+    "init wins over local",
+    "A block that is both first and last gets the init sentinel; it must get the local one.",
+    _forces_both,
+)
+def _init_over_local(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
+    return _init_only(_local_only(scores, num_blocks, evidence), num_blocks, evidence)
+
+
+@SENTINELS.cause("init blocks are not forced", "Only the local sentinel is written.", _forces_both)
+def _local_only(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
+    return force(scores, num_blocks, 0, evidence.case.local_blocks)
+
+
+@SENTINELS.cause("local blocks are not forced", "Only the init sentinel is written.", _forces_both)
+def _init_only(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
+    return force(scores, num_blocks, evidence.case.init_blocks, 0)
+
+
+@SENTINELS.cause(
+    "init and local sentinels are exchanged", "Init blocks get 1e29 and local blocks 1e30.", _forces_both
+)
+def _sentinels_exchanged(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
+    right = force(scores, num_blocks, evidence.case.init_blocks, evidence.case.local_blocks)
+    init, local = np.float32(INIT_SCORE), np.float32(LOCAL_SCORE)
+    return np.where(right == init, local, np.where(right == local, init, right))
+
+
+@SENTINELS.cause(
+    "local blocks count from the request's end",
+    "The last blocks of the request are forced, not those of the row's own position.",
+    lambda e: bool(e.case.local_blocks),
+)
+def _local_from_the_end(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
+    ends = request_blocks(evidence.case)[evidence.request][:, None]
+    blocks = np.arange(scores.shape[1])
+    scores = _init_only(scores, num_blocks, evidence)
+    local = (blocks < num_blocks[:, None]) & (blocks >= ends - evidence.case.local_blocks)
+    return np.where(local, np.float32(LOCAL_SCORE), scores)
+
+
+# ---- Other numbers of init or local blocks than the call states ----
+
+SENTINEL_COUNTS = Family("sentinels", _by_forced)
 USUAL_SHARE = 0.9
 """Share of rows that must allow a count."""
 Counts = tuple[int, int]
 """Init blocks, local blocks."""
 
 
-def sentinel_counts_hypotheses(evidence: Evidence, narrow: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
+@SENTINEL_COUNTS.generator
+def _counts(evidence: Evidence, narrow: Evidence) -> Iterator[Hypothesis]:
     stated = (evidence.case.init_blocks, evidence.case.local_blocks)
     apart = {stated, (0, 0), (0, stated[1]), (stated[0], 0)}  # has a name of its own
     if evidence.scores is not None:
-        return [_forces(counts, stated) for counts in sorted({_recorded(evidence)} - apart)]
-    return _from_ids(evidence, narrow, stated, apart)
+        yield from (_forces(counts, stated) for counts in sorted({_recorded_counts(evidence)} - apart))
+    elif evidence.block_ids is not None:
+        yield from _counts_from_ids(evidence, narrow, stated, apart)
 
 
 def _forces(counts: Counts, stated: Counts, more: str = "") -> Hypothesis:
@@ -140,42 +206,35 @@ def _forces(counts: Counts, stated: Counts, more: str = "") -> Hypothesis:
         for kind, number, asked in (("init", init, stated[0]), ("local", local, stated[1]))
         if number != asked
     ]
-    return Hypothesis(
+    return SENTINEL_COUNTS.hypothesis(
         " and ".join(named),
-        SENTINEL_COUNTS_FAMILY,
         f"init_blocks is {stated[0]} and local_blocks {stated[1]} in the file; the engine has {init} and "
         f"{local}{more}.",
-        by_steps(lambda _: Steps(forced=lambda scores, ends, _e: force(scores, ends, init, local))),
+        lambda scores, ends, _e: force(scores, ends, init, local),
         fitted=1,
     )
 
 
-def _recorded(evidence: Evidence) -> Counts:
-    """What the rows that see most have in their recorded scores."""
-    if evidence.scores is None:
-        raise AssertionError("only asked for with scores")
-    scores = evidence.scores[:, : evidence.num_score_blocks]
-    visible = np.arange(scores.shape[1]) < evidence.num_blocks[:, None]
+def _recorded_counts(evidence: Evidence) -> Counts:
+    """How many of each sentinel the rows that see most have in their recorded scores."""
     usual = []
     for sentinel in (INIT_SCORE, LOCAL_SCORE):
-        found = ((scores == np.float32(sentinel)) & visible).sum(axis=1)[evidence.faulty]
-        found = np.sort(found)
+        found = ((evidence.recorded == np.float32(sentinel)) & evidence.visible).sum(axis=1)
+        found = np.sort(found[evidence.faulty])
         usual.append(int(found[int(USUAL_SHARE * (len(found) - 1))]))
     return usual[0], usual[1]
 
 
-def _from_ids(evidence: Evidence, narrow: Evidence, stated: Counts, apart: set[Counts]) -> list[Hypothesis]:
+def _counts_from_ids(
+    evidence: Evidence, narrow: Evidence, stated: Counts, apart: set[Counts]
+) -> Iterator[Hypothesis]:
     """Counts that the picks of most rows allow; of those that give the same, the least."""
-    if evidence.block_ids is None:
-        return []
-    topk = evidence.block_ids.shape[1]
-    picked = picked_blocks(evidence.block_ids, evidence.num_score_blocks)
+    topk = evidence.ids.shape[1]
+    picked = picked_blocks(evidence.ids, evidence.num_score_blocks)
     most_init = _allowed(_run(picked, evidence.num_blocks), topk)
-    from_end = np.zeros_like(picked)
     at = evidence.num_blocks[:, None] - 1 - np.arange(picked.shape[1])
     from_end = np.where(at >= 0, np.take_along_axis(picked, at.clip(min=0), axis=1), False)
     most_local = _allowed(_run(from_end, evidence.num_blocks), topk)
-    found: list[Hypothesis] = []
     named: set[Counts] = set()
     locals_tried = [*range(1, most_local + 1), *_more_than_k(picked, evidence.num_blocks, stated[0], topk)]
     for tried in (
@@ -189,11 +248,9 @@ def _from_ids(evidence: Evidence, narrow: Evidence, stated: Counts, apart: set[C
         alike = [counts for counts in tried if best and fits.get(counts) == best]
         if alike and alike[0] not in named:
             named.add(alike[0])
-            more = (
-                "" if len(alike) == 1 else f", or up to {alike[-1][0]} and {alike[-1][1]}: the ids are alike"
-            )
-            found.append(_forces(alike[0], stated, more))
-    return found
+            most = alike[-1]
+            more = "" if len(alike) == 1 else f", or up to {most[0]} and {most[1]}: the ids are alike"
+            yield _forces(alike[0], stated, more)
 
 
 def _run(picked: Bools, num_blocks: Ints) -> Ints:
@@ -228,131 +285,123 @@ def _explains(counts: Counts, stated: Counts, narrow: Evidence) -> int:
     return int(rows[narrow.faulty].sum()) and int(rows.sum())
 
 
-# Forced blocks: left out, in the wrong order, or at the wrong end.
-
-SENTINELS_FAMILY = "sentinels"
+# ---- The queries: read in another layout, or not in E4M3 ----
 
 
-def sentinels_hypotheses(evidence: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
-    case = evidence.case
-    found = []
-    if case.init_blocks or case.local_blocks:
-        found.append(
-            _sentinels_forces(
-                "forced blocks are not forced", "Init and local blocks keep their own scores.", unforced
-            )
-        )
-        if evidence.scores is not None and evidence.block_ids is not None:
-            found.append(
-                Hypothesis(
-                    "forced blocks are put into the selection only",
-                    SENTINELS_FAMILY,
-                    "The ids are right; init and local blocks keep their own scores.",
-                    _in_the_selection,
-                )
-            )
-    if case.init_blocks and case.local_blocks:
-        found += [
-            _sentinels_forces(
-                "init wins over local",
-                "A block that is both first and last gets the init sentinel; it must get the local one.",
-                _init_over_local,
-            ),
-            _sentinels_forces(
-                "init blocks are not forced", "Only the local sentinel is written.", _local_only
-            ),
-            _sentinels_forces(
-                "local blocks are not forced", "Only the init sentinel is written.", _init_only
-            ),
-            _sentinels_forces(
-                "init and local sentinels are exchanged",
-                "Init blocks get 1e29 and local blocks 1e30.",
-                _exchanged,
-            ),
-        ]
-    if case.local_blocks:
-        found += [
-            _sentinels_forces(
-                "local blocks count from the request's end",
-                "The last blocks of the request are forced, not those of the row's own position.",
-                _from_the_end,
-            ),
-        ]
-    return found
+def _by_queries(queries: Callable[[Evidence], Floats]) -> Predict:
+    return by_steps(lambda e: Steps(queries=queries(e)))
 
 
-def _in_the_selection(evidence: Evidence) -> Prediction:
-    return Prediction(score(evidence, Steps(forced=unforced)), score(evidence))
+QUERY_LAYOUT = Family("head/token layout", _by_queries, when=lambda e: e.case.num_heads > 1)
+QUERY_CAST = Family("saturation and rounding", _by_queries)
 
 
-def _sentinels_forces(name: str, says: str, forced: Forced) -> Hypothesis:
-    return Hypothesis(name, SENTINELS_FAMILY, says, by_steps(lambda _: Steps(forced=forced)))
+@QUERY_LAYOUT.cause(
+    "queries are read head-major",
+    "index_q is [token, head, 128] and is read as if it were [head, token, 128].",
+)
+def _head_major(evidence: Evidence) -> Floats:
+    rows = evidence.case.index_q.reshape(-1, HEAD_DIM)
+    return quantised(rows[evidence.head * evidence.case.total_q + evidence.token].astype(np.float64))
 
 
-def _init_only(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    return force(scores, num_blocks, evidence.case.init_blocks, 0)
+@QUERY_LAYOUT.cause(
+    "every head is scored with head 0's queries", "The head is left out of the query's address."
+)
+def _head_zero(evidence: Evidence) -> Floats:
+    return quantised(evidence.case.index_q[evidence.token, 0].astype(np.float64))
 
 
-def _local_only(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    return force(scores, num_blocks, 0, evidence.case.local_blocks)
+@QUERY_CAST.cause(
+    "queries are not cast to E4M3",
+    "Scores are made from the queries as they come, not from their E4M3 values.",
+    lambda e: e.case.index_q.dtype.itemsize > 1,
+)
+def _not_cast(evidence: Evidence) -> Floats:
+    return evidence.case.index_q[evidence.token, evidence.head].astype(np.float32)
 
 
-def _init_over_local(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    return _init_only(_local_only(scores, num_blocks, evidence), num_blocks, evidence)
+# ---- A head's result in another head's place ----
 
 
-def _exchanged(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    right = force(scores, num_blocks, evidence.case.init_blocks, evidence.case.local_blocks)
-    init, local = np.float32(INIT_SCORE), np.float32(LOCAL_SCORE)
-    return np.where(right == init, local, np.where(right == local, init, right))
+HEADS = Family("head/token layout", as_is, when=lambda e: e.case.num_heads > 1)
 
 
-def _from_the_end(scores: Floats, num_blocks: Ints, evidence: Evidence) -> Floats:
-    ends = -(-evidence.seq_len // BLOCK_TOKENS)[:, None]
-    blocks = np.arange(scores.shape[1])
-    scores = _init_only(scores, num_blocks, evidence)
-    local = (blocks < num_blocks[:, None]) & (blocks >= ends - evidence.case.local_blocks)
-    return np.where(local, np.float32(LOCAL_SCORE), scores)
+@HEADS.generator
+def _heads(evidence: Evidence, narrow: Evidence) -> Iterator[Hypothesis]:
+    own = np.arange(evidence.case.num_heads)
+    recorded = {"scores": evidence.scores, "ids": evidence.block_ids}
+    sources = {where: _sources(narrow, where) for where, values in recorded.items() if values is not None}
+    first, last = next(iter(sources.values())), next(reversed(sources.values()))
+    if (first == last).all():
+        # Head 0's result for all is what "scored with head 0's queries" gives.
+        if (first != own).any() and first.any():
+            yield _holds(" and ".join(reversed(sources)), first)
+        return
+    for where, source in sources.items():
+        if (source != own).any():
+            yield _holds(where, source)
 
 
-# Rows that are those of another token, all by the same distance.
+def _sources(evidence: Evidence, where: str) -> Ints:
+    """``[H]``: whose result each head has; its own where others agree no better."""
+    heads = evidence.case.num_heads
+    votes = np.zeros((heads, heads))
+    for source in range(heads):
+        moved = by_scores(score(evidence.at(np.full_like(evidence.head, source), evidence.token)))
+        if where == "ids":
+            agrees = ids_agree(moved, evidence)
+        else:
+            agrees = np.asarray((score_agrees(moved, evidence) | ~evidence.visible).all(axis=1))
+        votes[:, source] = np.bincount(evidence.head, agrees, heads)
+    return np.asarray((votes + 0.5 * np.eye(heads)).argmax(axis=1))
 
-SHIFT_FAMILY = "head/token layout"
+
+def _holds(where: str, source: Ints) -> Hypothesis:
+    heads = ", ".join(str(head) for head in source)
+    if len(set(source.tolist())) == len(source):
+        name = f"heads are permuted: {where} of heads 0 to {len(source) - 1} are those of {heads}"
+        says = "Each head's result stands in another head's place: the order of the heads, or of the ranks."
+    elif len(set(source.tolist())) == 1:
+        name = f"every head has head {source[0]}'s {where}"
+        says = f"One head's {where} are written for all heads, or the head is left out of an address."
+    else:
+        name = f"heads are mixed up: {where} of heads 0 to {len(source) - 1} are those of {heads}"
+        says = "Some heads have another head's result, and some heads' results are nowhere."
+
+    def predict(evidence: Evidence) -> Prediction:
+        return partly(where, score(evidence.at(source[evidence.head], evidence.token)), score(evidence))
+
+    return HEADS.hypothesis(name, says, predict, fitted=1)
+
+
+# ---- Rows that are those of another token, all by the same distance ----
+
+Shifted = Callable[[Evidence, Ints], Prediction]
+"""Evidence and tokens ``[R]`` of the call to what its rows would hold."""
+TOKEN_SHIFT = Family("head/token layout", as_is, when=lambda e: e.case.total_q > 1)
 MAX_SHIFT = 64
 """Tokens."""
 FITTED_ROWS = 3
 """Faulty rows that a distance is looked for in."""
-Shifted = Callable[[Evidence, Ints], Prediction]
-"""Evidence and tokens ``[R]`` of the call to what its rows would hold."""
 
 
-def token_shift_hypotheses(_evidence: Evidence, narrow: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
-    total = narrow.case.total_q
-    if total == 1:
-        return []
-    found = []
-    kinds: list[tuple[str, str, Shifted]] = [
+@TOKEN_SHIFT.generator
+def _shifts(_evidence: Evidence, narrow: Evidence) -> Iterator[Hypothesis]:
+    kinds: tuple[tuple[str, str, Shifted], ...] = (
         ("results", "Row t holds what row t {0} must hold: the outputs start at another row.", _results),
         ("queries", "Row t is scored with the query of row t {0}, at its own position.", _queries),
-    ]
+    )
     for what, says, shifted in kinds:
         shift = _shift(narrow, shifted)
         if shift:
             rows = f"{abs(shift)} row{'s' * (abs(shift) > 1)}"
-            found.append(
-                Hypothesis(
-                    f"{what} are those of {rows} {'later' if shift > 0 else 'earlier'}",
-                    SHIFT_FAMILY,
-                    says.format(f"{'+' if shift > 0 else '-'} {abs(shift)}"),
-                    lambda e, shift=shift, shifted=shifted: shifted(  # type: ignore[misc]
-                        e, (e.token + shift) % e.case.total_q
-                    ),
-                    fitted=1,
-                )
+            yield TOKEN_SHIFT.hypothesis(
+                f"{what} are those of {rows} {'later' if shift > 0 else 'earlier'}",
+                says.format(f"{'+' if shift > 0 else '-'} {abs(shift)}"),
+                lambda e, shift=shift, shifted=shifted: shifted(e, (e.token + shift) % e.case.total_q),  # type: ignore[misc]
+                fitted=1,
             )
-    return found
 
 
 def _shift(evidence: Evidence, shifted: Shifted) -> int:
@@ -375,119 +424,3 @@ def _results(evidence: Evidence, token: Ints) -> Prediction:
 def _queries(evidence: Evidence, token: Ints) -> Prediction:
     queries = quantised(evidence.case.index_q[token, evidence.head].astype(np.float64))
     return by_scores(score(evidence, Steps(queries=queries)))
-
-
-# The queries: read in another layout, or not in E4M3.
-
-
-def queries_hypotheses(evidence: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
-    found = []
-    case = evidence.case
-    if case.num_heads > 1:
-        found += [
-            Hypothesis(
-                "queries are read head-major",
-                "head/token layout",
-                "index_q is [token, head, 128] and is read as if it were [head, token, 128].",
-                by_steps(_head_major),
-            ),
-            Hypothesis(
-                "every head is scored with head 0's queries",
-                "head/token layout",
-                "The head is left out of the query's address.",
-                by_steps(_head_zero),
-            ),
-        ]
-    if case.index_q.dtype.itemsize > 1:
-        found.append(
-            Hypothesis(
-                "queries are not cast to E4M3",
-                "saturation and rounding",
-                "Scores are made from the queries as they come, not from their E4M3 values.",
-                by_steps(_as_they_come),
-            )
-        )
-    return found
-
-
-def _head_major(evidence: Evidence) -> Steps:
-    case = evidence.case
-    rows = case.index_q.reshape(-1, HEAD_DIM)[evidence.head * case.total_q + evidence.token]
-    return Steps(queries=quantised(rows.astype(np.float64)))
-
-
-def _head_zero(evidence: Evidence) -> Steps:
-    return Steps(queries=quantised(evidence.case.index_q[evidence.token, 0].astype(np.float64)))
-
-
-def _as_they_come(evidence: Evidence) -> Steps:
-    return Steps(queries=evidence.case.index_q[evidence.token, evidence.head].astype(np.float32))
-
-
-# A head's result in another head's place.
-
-HEADS_FAMILY = "head/token layout"
-
-
-def heads_hypotheses(_evidence: Evidence, narrow: Evidence) -> list[Hypothesis]:
-    """See :mod:`indexer.explain.causes`."""
-    heads = narrow.case.num_heads
-    if heads == 1:
-        return []
-    own = np.arange(heads)
-    sources = {where: _sources(narrow, where) for where in _heads_recorded(narrow)}
-    found = []
-    if len(sources) == 1:
-        ((where, source),) = sources.items()
-        # Of ids or scores alone, head 0's for all is what "scored with head 0's queries" gives.
-        if (source != own).any() and source.any():
-            found.append(_holds(where, source))
-    elif (sources["scores"] == sources["ids"]).all():
-        if (sources["ids"] != own).any() and sources["ids"].any():
-            found.append(_holds("ids and scores", sources["ids"]))
-    else:
-        found += [_holds(where, source) for where, source in sources.items() if (source != own).any()]
-    return found
-
-
-def _heads_recorded(evidence: Evidence) -> list[str]:
-    recorded = {"scores": evidence.scores, "ids": evidence.block_ids}
-    return [where for where, values in recorded.items() if values is not None]
-
-
-def _sources(evidence: Evidence, where: str) -> NDArray[np.int64]:
-    """``[H]``: whose result each head has; its own where others agree no better."""
-    heads = evidence.case.num_heads
-    votes = np.zeros((heads, heads))
-    for source in range(heads):
-        moved = by_scores(score(evidence.at(np.full_like(evidence.head, source), evidence.token)))
-        if where == "ids":
-            agrees: Bools = ids_agree(moved, evidence)
-        else:
-            visible = np.arange(evidence.num_score_blocks) < evidence.num_blocks[:, None]
-            agrees = np.asarray((score_agrees(moved, evidence) | ~visible).all(axis=1))
-        votes[:, source] = np.bincount(evidence.head, agrees, heads)
-    votes += 0.5 * np.eye(heads)
-    found: NDArray[np.int64] = votes.argmax(axis=1)
-    return found
-
-
-def _holds(where: str, source: Ints) -> Hypothesis:
-    heads = ", ".join(str(head) for head in source)
-    if len(set(source.tolist())) == len(source):
-        name = f"heads are permuted: {where} of heads 0 to {len(source) - 1} are those of {heads}"
-        says = "Each head's result stands in another head's place: the order of the heads, or of the ranks."
-    elif len(set(source.tolist())) == 1:
-        name = f"every head has head {source[0]}'s {where}"
-        says = f"One head's {where} are written for all heads, or the head is left out of an address."
-    else:
-        name = f"heads are mixed up: {where} of heads 0 to {len(source) - 1} are those of {heads}"
-        says = "Some heads have another head's result, and some heads' results are nowhere."
-    return Hypothesis(name, HEADS_FAMILY, says, lambda e: _moved(e, where, source), fitted=1)
-
-
-def _moved(evidence: Evidence, where: str, source: Ints) -> Prediction:
-    moved = score(evidence.at(source[evidence.head], evidence.token))
-    right = score(evidence)
-    return Prediction(moved if "scores" in where else right, moved if "ids" in where else right)
