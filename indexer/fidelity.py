@@ -1,4 +1,9 @@
-"""How much of the selection survives quantisation: top-k recall against unquantised bf16 scoring."""
+"""Measures how much of the selection survives quantisation: top-k recall against unquantised bf16 scoring.
+
+    recall of a row = |selected & best| / free places
+
+Forced blocks are left out of both sets; rows whose free blocks all fit are not counted.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from indexer.case import Case
-from indexer.case.case import parts
+from indexer.case.case import Part, parts
 from indexer.oracle import select
 from indexer.replay import as_tensor, load_case
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request
@@ -18,6 +23,8 @@ from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import quantize_query
 from kernel.page import blocks_of
+
+__all__ = ["CaseFidelity", "FormatFidelity", "HeadRecall", "OutOfRangeError", "WorstRow", "case_fidelity"]
 
 _CHUNK_ROWS = 1024
 _CHUNK_BLOCKS = 64  # with the rows, 32 MiB of fp32 products at a time
@@ -113,22 +120,34 @@ def selection_recall(case: Case, scores: torch.Tensor, block_ids: torch.Tensor) 
         scores: ``[H, total_q, S]`` float32 to select the best by.
         block_ids: ``[H, total_q, topk]`` int32, the selection to judge; -1 is no block.
     """
-    num_blocks = torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
+    free_blocks, places, choosing = _free(case, scores.shape[2])
+    free, slots = torch.from_numpy(free_blocks), torch.from_numpy(places)
     blocks = torch.arange(scores.shape[2], dtype=torch.int64, device="cpu")
-    first_free = min(case.init_blocks, blocks.numel())
-    free = (blocks >= first_free) & (blocks < num_blocks - case.local_blocks)
-    free_blocks = free.sum(dim=1)
-    slots = case.topk - (num_blocks[:, 0] - free_blocks)
-    counted = (slots > 0) & (free_blocks > slots)
     order = scores.masked_fill(~free, -torch.inf).argsort(dim=2, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(2, order, blocks.expand_as(order))
     best = (rank < slots[:, None]) & free
-    shape = (*scores.shape[:2], blocks.numel() + 1)
-    selected = torch.zeros(shape, dtype=torch.bool, device="cpu")
-    selected.scatter_(2, block_ids.masked_fill(block_ids < 0, blocks.numel()).long(), True)
-    common = (selected[:, :, :-1] & best).sum(dim=2)
+    common = (_selected(block_ids, blocks.numel()) & best).sum(dim=2)
     recall = common.double() / slots.clamp(min=1)
-    return Recall(recall[:, counted].flatten(), scores.shape[0] * scores.shape[1])
+    rows = scores.shape[0] * scores.shape[1]
+    return Recall(recall[:, torch.from_numpy(choosing)].flatten(), rows)
+
+
+def _free(case: Case, blocks: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.bool_]]:
+    """``[total_q, S]`` blocks that are not forced, ``[total_q]`` places that are left for them, and
+    ``[total_q]`` whether there are more such blocks than places."""
+    num_blocks = case.num_blocks_per_query().astype(np.int64)
+    block = np.arange(blocks)
+    free = (block >= case.init_blocks) & (block < (num_blocks - case.local_blocks)[:, None])
+    count = free.sum(axis=1)
+    slots = case.topk - (num_blocks - count)
+    return free, slots, (slots > 0) & (count > slots)
+
+
+def _selected(block_ids: torch.Tensor, blocks: int) -> torch.Tensor:
+    """``[H, total_q, S]`` which blocks the ids ``[H, total_q, k]`` select."""
+    selected = torch.zeros((*block_ids.shape[:2], blocks + 1), dtype=torch.bool, device="cpu")
+    selected.scatter_(2, block_ids.masked_fill(block_ids < 0, blocks).long(), True)
+    return selected[:, :, :-1]
 
 
 def _score_request(
@@ -156,7 +175,7 @@ def _score_request(
             scores[:, rows, first_block : first_block + best.shape[2]] = best
 
 
-# What cheaper formats of the keys cost each row of a call that is small enough to hold all its scores.
+# ---- The formats of the keys, row by row, of a call that is small enough to hold all its scores ----
 
 WORST_ROWS = 10
 SHOWN_ERRORS = 100_000
@@ -222,7 +241,7 @@ class RowFidelity:
         backend: that scored the NVFP4 keys.
         counted: ``[H, total_q]`` rows with more free blocks than free places.
         kept: ``[H, total_q]`` softmax mass that the best blocks hold.
-        gaps: ``[H, total_q]`` score at the last place less the next.
+        gaps: ``[H, total_q]`` score at the last place less the next; 0 where there is no choice.
         formats: fp8, nvfp4, and engine where ids were recorded.
         worst: of nvfp4, those that miss a block.
     """
@@ -234,13 +253,6 @@ class RowFidelity:
     formats: tuple[FormatRows, ...]
     worst: tuple[WorstRow, ...]
 
-    def placed(self, request: int | None, first: int) -> RowFidelity:
-        """The same as a part of a larger call, that begins at token ``first`` in one of its requests."""
-        if request is None:
-            return self
-        worst = (replace(row, request=request, token=row.token + first) for row in self.worst)
-        return replace(self, worst=tuple(worst))
-
 
 def measure_rows(case: Case, backend: str) -> RowFidelity:
     """Score a call with bf16, fp8 and NVFP4 keys and compare what its rows select.
@@ -251,158 +263,110 @@ def measure_rows(case: Case, backend: str) -> RowFidelity:
         BackendUnavailableError: the backend cannot run here.
     """
     exact = unquantised_scores(case)
-    keys = (
-        as_tensor(case.index_k)
-        if case.index_k is not None
-        else torch.empty(0, dtype=torch.float32, device="cpu")
-    )
     result = load_case(case, backend).score()  # which refuses values that are not finite
-    _check_scores(case, exact)
-    mass = _block_mass(case, keys)
-    best = select(with_sentinels(case, exact).numpy(), case)
-    kept = _held(mass, best)
+    call = _Call(case, exact)
     cast = quantize_query(as_tensor(case.index_q)).float()
-    saturated = keys.float().clamp(-448, 448).to(torch.float8_e4m3fn)
-    fp8 = block_scores(case, cast, saturated)
-    fp8_ids = select(with_sentinels(case, fp8).numpy(), case)
-    nvfp4_ids = result.block_ids.cpu().numpy()
-    nvfp4 = None if result.scores is None else result.scores.cpu()
-    rows, gaps = _counted(case, exact), _gaps(case, exact)
-    formats = [
-        _format("fp8", case, exact, fp8_ids, fp8, mass, kept, rows),
-        _format("nvfp4", case, exact, nvfp4_ids, nvfp4, mass, kept, rows),
-    ]
+    fp8 = block_scores(case, cast, call.keys.float().clamp(-448, 448).to(torch.float8_e4m3fn))
+    ids = result.block_ids.cpu().numpy()
+    scores = None if result.scores is None else result.scores.cpu()
+    formats = [call.format("fp8", call.select(fp8), fp8), call.format("nvfp4", ids, scores)]
     record = case.engine
     if record is not None and record.block_ids is not None:
         # Whatever a faulty engine wrote: an id of no block selects nothing.
         known = (record.block_ids >= 0) & (record.block_ids < case.num_score_blocks)
-        ids = np.where(known, record.block_ids, -1).astype(np.int32)
-        formats.append(_format("engine", case, exact, ids, None, mass, kept, rows))
-    worst = _worst_rows(case, formats[1], rows, gaps, best, nvfp4_ids)
-    return RowFidelity(result.backend, rows, kept, gaps, tuple(formats), worst)
+        engine_ids = np.where(known, record.block_ids, -1).astype(np.int32)
+        formats.append(call.format("engine", engine_ids, None))
+    worst = tuple(call.worst_rows(formats[1], ids))
+    return RowFidelity(result.backend, call.counted, call.kept, call.gaps, tuple(formats), worst)
 
 
-def _check_scores(case: Case, exact: torch.Tensor) -> None:
-    """Refuse scores that left the range of fp32: nothing can be said about a set that infinities select."""
-    blocks = torch.arange(exact.shape[2], dtype=torch.int64, device="cpu")
-    seen = blocks < torch.from_numpy(case.num_blocks_per_query()).long()[:, None]
-    for head, token, block in (seen & ~exact.isfinite()).nonzero()[:1].tolist():
-        raise OutOfRangeError(
-            f"index_q . index_k [head {head}, token {token}, block {block}]",
-            exact[head, token, block].item(),
-            "must be finite in fp32",
-            "scale the queries or the keys down",
+class _Call:
+    """A call before quantisation: its scores, the best selection by them, and what its rows can choose."""
+
+    def __init__(self, case: Case, exact: torch.Tensor) -> None:
+        self._case, self._exact = case, exact
+        self._check_scores()
+        self.keys = as_tensor(np.asarray(case.index_k))
+        logits = block_scores(case, as_tensor(case.index_q).float(), self.keys, _log_sum)
+        self._mass = torch.softmax(logits, dim=2) if logits.shape[2] else logits
+        free, slots, choosing = _free(case, case.num_score_blocks)
+        self.counted: NDArray[np.bool_] = np.tile(choosing, (case.num_heads, 1))
+        self.gaps = self._gaps(free, slots)
+        self._best = self.select(exact)
+        self.kept = self._held(self._best)
+
+    def select(self, scores: torch.Tensor) -> NDArray[np.int32]:
+        return select(with_sentinels(self._case, scores).numpy(), self._case)
+
+    def _check_scores(self) -> None:
+        """Refuse scores that left the range of fp32: nothing can be said of a set that infinities select."""
+        blocks = torch.arange(self._exact.shape[2], dtype=torch.int64, device="cpu")
+        seen = blocks < torch.from_numpy(self._case.num_blocks_per_query()).long()[:, None]
+        for head, token, block in (seen & ~self._exact.isfinite()).nonzero()[:1].tolist():
+            raise OutOfRangeError(
+                f"index_q . index_k [head {head}, token {token}, block {block}]",
+                self._exact[head, token, block].item(),
+                "must be finite in fp32",
+                "scale the queries or the keys down",
+            )
+
+    def format(self, name: str, ids: NDArray[np.int32], scores: torch.Tensor | None) -> FormatRows:
+        recall, selection = np.ones(self.counted.shape), torch.from_numpy(np.ascontiguousarray(ids))
+        recall[self.counted] = selection_recall(self._case, self._exact, selection).per_row.numpy()
+        errors = np.zeros(0, dtype=np.float32)
+        if scores is not None:
+            free = torch.isfinite(self._exact) & (scores < LOCAL_SCORE)
+            free &= torch.from_numpy(self.counted)[:, :, None]
+            errors = (scores[free] - self._exact[free]).abs().numpy()
+        return FormatRows(
+            name=name,
+            recall=recall,
+            lost=self.kept - self._held(ids),
+            squares=float(np.square(errors, dtype=np.float64).sum()),
+            cells=errors.size,
+            errors=errors[:: max(1, errors.size // SHOWN_ERRORS)],
         )
 
+    def _held(self, ids: NDArray[np.int32]) -> NDArray[np.float64]:
+        """``[H, total_q]`` mass of the blocks that rows selected, each once."""
+        selected = _selected(torch.from_numpy(np.ascontiguousarray(ids)), self._mass.shape[2])
+        return np.asarray(self._mass.masked_fill(~selected, 0).double().sum(dim=2).numpy())
 
-def _format(
-    name: str,
-    case: Case,
-    exact: torch.Tensor,
-    ids: NDArray[np.int32],
-    scores: torch.Tensor | None,
-    mass: torch.Tensor,
-    kept: NDArray[np.float64],
-    rows: NDArray[np.bool_],
-) -> FormatRows:
-    recall = np.ones(rows.shape)
-    recall[rows] = selection_recall(case, exact, torch.from_numpy(np.ascontiguousarray(ids))).per_row.numpy()
-    errors = np.zeros(0, dtype=np.float32)
-    if scores is not None:
-        free = torch.isfinite(exact) & (scores < 1e29) & torch.from_numpy(rows)[:, :, None]
-        errors = (scores[free] - exact[free]).abs().numpy()
-    return FormatRows(
-        name=name,
-        recall=recall,
-        lost=kept - _held(mass, ids),
-        squares=float(np.square(errors, dtype=np.float64).sum()),
-        cells=errors.size,
-        errors=errors[:: max(1, errors.size // SHOWN_ERRORS)],
-    )
+    def _gaps(self, free: NDArray[np.bool_], slots: NDArray[np.int64]) -> NDArray[np.float32]:
+        ordered = -np.sort(-np.where(free, self._exact.numpy(), -np.inf), axis=2)
+        padded = np.pad(ordered, ((0, 0), (0, 0), (0, 1)), constant_values=-np.inf)
+        last = slots.clip(1, ordered.shape[2] or 1)
+        place = np.broadcast_to((last - 1)[None, :, None], (*ordered.shape[:2], 1))
+        with np.errstate(invalid="ignore"):
+            gaps = np.take_along_axis(padded, place, 2) - np.take_along_axis(padded, place + 1, 2)
+        return np.asarray(np.nan_to_num(gaps[:, :, 0], nan=0.0, posinf=0.0, neginf=0.0))
 
-
-def _block_mass(case: Case, keys: torch.Tensor) -> torch.Tensor:
-    """``[H, total_q, S]`` share of a row's softmax over all its keys that each block holds."""
-
-    def reduce(products: torch.Tensor) -> torch.Tensor:
-        return torch.logsumexp(products * _ATTENTION_SCALE, dim=3)
-
-    logits = block_scores(case, as_tensor(case.index_q).float(), keys, reduce)
-    return torch.softmax(logits, dim=2) if logits.shape[2] else logits
-
-
-def _held(mass: torch.Tensor, ids: NDArray[np.int32]) -> NDArray[np.float64]:
-    """``[H, total_q]`` mass of the blocks that rows selected, each once."""
-    places = torch.from_numpy(np.ascontiguousarray(ids)).long()
-    blocks = mass.shape[2]
-    selected = torch.zeros((*mass.shape[:2], blocks + 1), dtype=torch.bool, device="cpu")
-    selected.scatter_(2, places.masked_fill(places < 0, blocks), True)
-    return np.asarray(mass.masked_fill(~selected[:, :, :-1], 0).double().sum(dim=2).numpy())
-
-
-def _free(case: Case) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """``[total_q, S]`` blocks that are not forced, and ``[total_q]`` places that are left for them."""
-    num_blocks = case.num_blocks_per_query().astype(np.int64)
-    blocks = np.arange(case.num_score_blocks)
-    free = (blocks >= case.init_blocks) & (blocks < (num_blocks - case.local_blocks)[:, None])
-    return free, case.topk - (num_blocks - free.sum(axis=1))
-
-
-def _counted(case: Case, exact: torch.Tensor) -> NDArray[np.bool_]:
-    """``[H, total_q]`` rows that have a choice."""
-    free, slots = _free(case)
-    of_tokens = (slots > 0) & (free.sum(axis=1) > slots)
-    counted: NDArray[np.bool_] = np.broadcast_to(of_tokens, exact.shape[:2]).copy()
-    return counted
-
-
-def _gaps(case: Case, exact: torch.Tensor) -> NDArray[np.float32]:
-    """``[H, total_q]`` score at the last place less the next; 0 where there is no choice."""
-    free, slots = _free(case)
-    ordered = -np.sort(-np.where(free, exact.numpy(), -np.inf), axis=2)
-    padded = np.pad(ordered, ((0, 0), (0, 0), (0, 1)), constant_values=-np.inf)
-    last = slots.clip(1, ordered.shape[2] or 1)
-    place = np.broadcast_to((last - 1)[None, :, None], (*exact.shape[:2], 1))
-    with np.errstate(invalid="ignore"):
-        gaps = np.take_along_axis(padded, place, 2) - np.take_along_axis(padded, place + 1, 2)
-    found: NDArray[np.float32] = np.nan_to_num(gaps[:, :, 0], nan=0.0, posinf=0.0, neginf=0.0)
-    return found
-
-
-def _worst_rows(
-    case: Case,
-    shown: FormatRows,
-    rows: NDArray[np.bool_],
-    gaps: NDArray[np.float32],
-    best: NDArray[np.int32],
-    ids: NDArray[np.int32],
-) -> tuple[WorstRow, ...]:
-    places = np.argwhere(rows)
-    found = []
-    recall, lost = shown.recall[rows], shown.lost
-    order = np.lexsort((-lost[rows], recall))
-    for index in order[recall[order] < 1][:WORST_ROWS].tolist():
-        head, token = (int(n) for n in places[index])
-        request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
-        end = int(case.cu_seqlens_q[request + 1])
-        found.append(
-            WorstRow(
+    def worst_rows(self, shown: FormatRows, ids: NDArray[np.int32]) -> Iterator[WorstRow]:
+        case = self._case
+        heads, tokens = np.nonzero(self.counted)
+        recall = shown.recall[self.counted]
+        order = np.lexsort((-shown.lost[self.counted], recall))
+        for index in order[recall[order] < 1][:WORST_ROWS].tolist():
+            row = head, token = int(heads[index]), int(tokens[index])
+            request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
+            yield WorstRow(
                 request=request,
                 head=head,
                 token=token,
-                position=int(case.seq_lens[request]) - end + token,
+                position=int(case.seq_lens[request]) - int(case.cu_seqlens_q[request + 1]) + token,
                 recall=float(recall[index]),
-                gap=float(gaps[head, token]),
-                missed=tuple(sorted(set(best[head, token].tolist()) - set(ids[head, token].tolist()))),
-                lost_mass=float(lost[head, token]),
+                gap=float(self.gaps[row]),
+                missed=tuple(sorted(set(self._best[row].tolist()) - set(ids[row].tolist()))),
+                lost_mass=float(shown.lost[row]),
             )
-        )
-    return tuple(found)
 
 
-# What a cheaper format of the keys costs the selection: bf16 against fp8 and NVFP4, row by row.
+def _log_sum(products: torch.Tensor) -> torch.Tensor:
+    """Log of the softmax mass of each block, unnormalised."""
+    return torch.logsumexp(products * _ATTENTION_SCALE, dim=3)
 
-__all__ = ["CaseFidelity", "FormatFidelity", "HeadRecall", "OutOfRangeError", "WorstRow", "case_fidelity"]
+
+# ---- A whole case ----
 
 GAP_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 MAX_CELLS = 1 << 24
@@ -486,10 +450,10 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
         OutOfRangeError: a product of them is not.
         BackendUnavailableError: the backend cannot run here.
     """
-    pieces, layer = [], None if case.engine is None else case.engine.layer
-    for part, request, first in _pieces(case):
-        found = measure_rows(part, backend)
-        pieces.append(found.placed(request, first))
+    if case.rows * case.num_score_blocks <= MAX_CELLS:
+        pieces = [measure_rows(case, backend)]
+    else:
+        pieces = [_placed(measure_rows(part.case, backend), part) for part in parts(case, MAX_CELLS)]
     rows = np.concatenate([piece.counted for piece in pieces], axis=1)
     kept = np.concatenate([piece.kept for piece in pieces], axis=1)[rows]
     gaps = np.concatenate([piece.gaps for piece in pieces], axis=1)[rows]
@@ -498,14 +462,14 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
     )
     return CaseFidelity(
         case=name,
-        layer=layer,
+        layer=None if case.engine is None else case.engine.layer,
         backend=pieces[0].backend,
         rows=case.rows,
         counted_rows=int(rows.sum()),
         kept_mass=float(kept.mean()) if kept.size else 1.0,
         gap_quantiles=tuple(np.quantile(gaps, GAP_QUANTILES).tolist()) if gaps.size else (),
         formats=tuple(
-            _key_fidelity_format([piece.formats[index] for piece in pieces], rows)
+            _whole([piece.formats[index] for piece in pieces], rows)
             for index in range(len(pieces[0].formats))
         ),
         worst_rows=tuple(worst[:WORST_ROWS]),
@@ -513,16 +477,13 @@ def case_fidelity(case: Case, name: str, backend: str = "auto") -> CaseFidelity:
     )
 
 
-def _pieces(case: Case) -> Iterator[tuple[Case, int | None, int]]:
-    """A case in parts that fit memory: each with its request, None if it is all of them, and first token."""
-    if case.rows * case.num_score_blocks <= MAX_CELLS:
-        yield case, None, 0
-        return
-    for part in parts(case, MAX_CELLS):
-        yield part.case, part.request, part.first
+def _placed(rows: RowFidelity, part: Part) -> RowFidelity:
+    """The worst rows by their request and token in the whole case."""
+    worst = (replace(row, request=part.request, token=row.token + part.first) for row in rows.worst)
+    return replace(rows, worst=tuple(worst))
 
 
-def _key_fidelity_format(pieces: Sequence[FormatRows], rows: NDArray[np.bool_]) -> FormatFidelity:
+def _whole(pieces: Sequence[FormatRows], rows: NDArray[np.bool_]) -> FormatFidelity:
     """One format over all pieces; ``rows`` are those that count, ``[H, total_q]``."""
     recall = np.concatenate([piece.recall for piece in pieces], axis=1)
     lost = np.concatenate([piece.lost for piece in pieces], axis=1)[rows]
