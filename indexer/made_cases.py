@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.case import Case
-from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_LEN, SUPPORTED_HEADS
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 
-# Random numbers whose bits do not depend on numpy's version: it promises that of raw PCG64 only.
+# ---- Random numbers: numpy promises the same bits in every version of raw PCG64 only ----
 
 Floats = NDArray[np.float32]
 PART = 1 << 20
@@ -61,7 +61,7 @@ def bf16(values: Floats) -> NDArray[np.generic]:
     return values.astype(ml_dtypes.bfloat16)
 
 
-# The kinds of made cases, one function each.
+# ---- The kinds of cases, one function each ----
 
 M3_HEADS = 4
 """Index heads of MiniMax-M3, shared by its ranks."""
@@ -216,7 +216,7 @@ def _check(shape: Shape, seed: int) -> None:
         ("--context", shape.context, 1, MAX_SEQ_LEN),
         ("--queries", shape.queries, 1, shape.context),
         ("--batch", shape.batch, 1, 1025),
-        ("--topk", shape.topk, 1, 64),
+        ("--topk", shape.topk, 1, MAX_TOPK),
         ("--seed", seed, 0, (1 << 63) - 1),
     ):
         if not least <= value <= most:

@@ -1,4 +1,4 @@
-"""One scoring call as arrays, checked against the contract. No torch, so that a remote client can use it."""
+"""Holds one scoring call as arrays, checked against the contract. Imports no torch: remote clients use it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kernel.contract import (
     TOKEN_CODE_BYTES,
 )
 
-# The check of one array of a case: its dtype and its shape.
+# ---- Checks of one value ----
 
 
 def check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[int | None, ...]) -> None:
@@ -45,7 +45,24 @@ def check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[
         refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", shape_remedy(array.shape, shape))
 
 
-# What an engine made of a call, recorded beside it: its result, and where its pages lay.
+def _check_number(record: object, name: str, least: int, most: int) -> None:
+    """Refuse a field that is no whole number from ``least`` to ``most``; others are stored as ``int``."""
+    value = getattr(record, name)
+    number = as_int(value)
+    if number is None or not least <= number <= most:
+        refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
+    object.__setattr__(record, name, number)
+
+
+def _check_scores(name: str, scores: Array, heads: int, total_q: int, num_blocks: int) -> None:
+    """Refuse scores that are not ``[heads, total_q, num_blocks or more]``."""
+    check_array(name, scores, ("F32",), (heads, total_q, None))
+    if scores.shape[2] < num_blocks:
+        limit = f"must be at least {num_blocks}, the blocks of the longest request"
+        refuse(f"{name}.shape[2]", scores.shape[2], limit, "write every block")
+
+
+# ---- What an engine recorded of a call: its result, and where its pages lay ----
 
 EngineOrder = Literal["score", "block", "any"]
 """Order that an engine writes a row's ids in; ``any``: only the set counts."""
@@ -92,16 +109,13 @@ class EngineRecord:
         heads, total_q, _ = shape
         if self.order not in get_args(EngineOrder):
             refuse("engine_order", shown(self.order), "must be score, block or any", "write one of them")
-        self._check_number("page_stride", self.page_stride, PAGE_BYTES, MAX_STRIDE)
+        _check_number(self, "page_stride", PAGE_BYTES, MAX_STRIDE)
         if self.layer is not None:
-            self._check_number("layer", self.layer, 0, MAX_LAYER)
+            _check_number(self, "layer", 0, MAX_LAYER)
         if self.block_ids is not None:
             check_array("engine_block_ids", self.block_ids, ("I32",), shape)
         if self.scores is not None:
-            check_array("engine_scores", self.scores, ("F32",), (heads, total_q, None))
-            if self.scores.shape[2] < num_blocks:
-                limit = f"must be at least {num_blocks}, the blocks of the longest request"
-                refuse("engine_scores.shape[2]", self.scores.shape[2], limit, "write every block")
+            _check_scores("engine_scores", self.scores, heads, total_q, num_blocks)
         if self.new_keys is not None:
             check_array("new_keys", self.new_keys, _KEY_DTYPES, (total_q, HEAD_DIM))
         if self.page_ids is not None:
@@ -111,12 +125,8 @@ class EngineRecord:
             for i in np.flatnonzero(self.page_ids < 0)[:1]:
                 refuse(f"page_ids[{i}]", int(self.page_ids[i]), "must be 0 or more", "write the engine's ids")
 
-    def _check_number(self, name: str, value: object, least: int, most: int) -> None:
-        number = as_int(value)
-        if number is None or not least <= number <= most:
-            refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
-        object.__setattr__(self, name, number)
 
+# ---- The call ----
 
 PAGE_SHAPES = ((PAGE_BYTES,), (BLOCK_TOKENS, TOKEN_CODE_BYTES + GROUPS))
 """Shapes of one page: flat, or as serving engines shape it."""
@@ -142,8 +152,8 @@ class Case:
         block_table: ``[batch, max_blocks]`` int32; columns past a request's blocks may hold anything.
         init_blocks: blocks forced at a row's start, 0 or more.
         local_blocks: blocks forced at a row's end, 0 or more.
-        topk: blocks a row selects, 1 to 64.
-        source: where the call comes from, for people.
+        topk: blocks a row selects, 1 to ``MAX_TOPK``.
+        source: where the call comes from, human-readable.
         expected_scores: ``[H, total_q, S]`` float32, ``S`` at least the blocks of the longest request.
         expected_block_ids: ``[H, total_q, topk]`` int32.
         engine: what an engine made of the call; it is judged, never taken for right.
@@ -167,9 +177,9 @@ class Case:
     engine: EngineRecord | None = None
 
     def __post_init__(self) -> None:
-        self._check_field("init_blocks", 0, MAX_FORCED_BLOCKS)
-        self._check_field("local_blocks", 0, MAX_FORCED_BLOCKS)
-        self._check_field("topk", 1, MAX_TOPK)
+        _check_number(self, "init_blocks", 0, MAX_FORCED_BLOCKS)
+        _check_number(self, "local_blocks", 0, MAX_FORCED_BLOCKS)
+        _check_number(self, "topk", 1, MAX_TOPK)
         if not all(char.isprintable() or char in "\n\t" for char in self.source):
             refuse("source", shown(self.source), "must be printable text", "leave control characters out")
         check_array("index_q", self.index_q, _QUERY_DTYPES, (None, None, HEAD_DIM))
@@ -182,12 +192,8 @@ class Case:
             self._check_pages(self.pages, self.block_table)
         else:
             names = [n for n in ("index_k", "pages", "block_table") if getattr(self, n) is not None]
-            refuse(
-                "keys",
-                " + ".join(names) or "none",
-                "must be either index_k or pages + block_table",
-                "give one form",
-            )
+            limit = "must be either index_k or pages + block_table"
+            refuse("keys", " + ".join(names) or "none", limit, "give one form")
         self._check_expected()
         if self.engine is not None:
             self.engine.check(
@@ -242,13 +248,6 @@ class Case:
         blocks = -(-self.seq_lens.astype(np.int64) // BLOCK_TOKENS)
         return np.where(self.query_lens > 0, blocks, 0)
 
-    def _check_field(self, name: str, least: int, most: int) -> None:
-        value = getattr(self, name)
-        number = as_int(value)
-        if number is None or not least <= number <= most:
-            refuse(name, shown(value), f"must be a whole number from {least} to {most}", "choose one of them")
-        object.__setattr__(self, name, number)
-
     def _check_lengths(self) -> None:
         check_array("seq_lens", self.seq_lens, ("I32",), (None,))
         check_array("cu_seqlens_q", self.cu_seqlens_q, ("I32",), (self.batch + 1,))
@@ -284,25 +283,22 @@ class Case:
         used = np.arange(block_table.shape[1]) < blocks[:, None]
         outside = used & ((block_table < 0) | (block_table >= pages.shape[0]))
         for i, column in np.argwhere(outside)[:1]:
-            limit = f"must lie in [0, {pages.shape[0]}), the pages of the file"
-            refuse(
-                f"block_table[{i}, {column}]", int(block_table[i, column]), limit, "write every page in use"
+            name, limit = (
+                f"block_table[{i}, {column}]",
+                f"must lie in [0, {pages.shape[0]}), the pages of the file",
             )
+            refuse(name, int(block_table[i, column]), limit, "write every page in use")
 
     def _check_expected(self) -> None:
         if self.expected_scores is not None:
-            check_array(
-                "expected_scores", self.expected_scores, ("F32",), (self.num_heads, self.total_q, None)
-            )
-            if self.expected_scores.shape[2] < self.num_score_blocks:
-                limit = f"must be at least {self.num_score_blocks}, the blocks of the longest request"
-                refuse("expected_scores.shape[2]", self.expected_scores.shape[2], limit, "write every block")
+            scores, blocks = self.expected_scores, self.num_score_blocks
+            _check_scores("expected_scores", scores, self.num_heads, self.total_q, blocks)
         if self.expected_block_ids is not None:
             shape = (self.num_heads, self.total_q, self.topk)
             check_array("expected_block_ids", self.expected_block_ids, ("I32",), shape)
 
 
-# A part of a case as a case of its own: some query tokens of one request.
+# ---- Parts of a call ----
 
 
 @dataclass(frozen=True, eq=False)

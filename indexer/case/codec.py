@@ -1,4 +1,4 @@
-"""Case files: a :class:`Case` to and from a safetensors container."""
+"""Reads and writes case files: a :class:`Case` to and from a safetensors container."""
 
 from __future__ import annotations
 
@@ -8,31 +8,19 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, cast, get_args
+from typing import cast, get_args
 
 from indexer.case.case import Case, EngineOrder, EngineRecord
 from indexer.case.container import Array, Buffer, Container, decode_container, encode_container, refuse, shown
 from kernel.contract import PAGE_BYTES
 from kernel.errors import CaseFileError
 
-# Bytes and tensors to a file, whole or not at all.
+# ---- Writing a file, whole or not at all ----
 
 NAME_CHARS = 32
 """Characters of the file's name in that of its unfinished copy, which must not grow too long."""
-
-
-def save_atomically(
-    tensors: Mapping[str, Array], metadata: Mapping[str, str], path: str | os.PathLike[str]
-) -> None:
-    """Write a safetensors file as :func:`write_atomically` does.
-
-    Raises:
-        OSError: it cannot be written; an older file of that name is left as it was.
-        CaseFileError: a dtype that the container has no name for, or metadata that are too long.
-    """
-    write_atomically(encode_container(tensors, metadata), path)
 
 
 def write_atomically(buffers: Iterable[Buffer], path: str | os.PathLike[str]) -> None:
@@ -84,6 +72,8 @@ def _umask() -> int:
     os.umask(mask)
     return mask
 
+
+# ---- The case ----
 
 FORMAT = "nvfp4-indexer-case"
 """The metadata field ``format`` of every case file."""
@@ -144,7 +134,7 @@ def write_case(case: Case, path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written; an older file of that name is left as it was.
     """
-    save_atomically(_tensors(case), _metadata(case), path)
+    write_atomically(case_buffers(case), path)
 
 
 def _mapped(path: Path) -> Buffer:
@@ -154,13 +144,9 @@ def _mapped(path: Path) -> Buffer:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError("must be a regular file")
-        return _map(file, status.st_size)
-
-
-def _map(file: BinaryIO, size: int) -> Buffer:
-    if size == 0:  # an empty file cannot be mapped
-        return b""
-    return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
+        if status.st_size == 0:  # an empty file cannot be mapped
+            return b""
+        return memoryview(mmap.mmap(file.fileno(), status.st_size, access=mmap.ACCESS_COPY))
 
 
 def _case(container: Container) -> Case:
@@ -180,17 +166,8 @@ def _case(container: Container) -> Case:
         if name not in tensors:
             refuse(name, "missing", "must be in the file", "write that tensor")
     return Case(
-        index_q=tensors["index_q"],
-        cu_seqlens_q=tensors["cu_seqlens_q"],
-        seq_lens=tensors["seq_lens"],
-        index_k=tensors.get("index_k"),
-        pages=tensors.get("pages"),
-        block_table=tensors.get("block_table"),
-        expected_scores=tensors.get("expected_scores"),
-        expected_block_ids=tensors.get("expected_block_ids"),
-        init_blocks=_integer("init_blocks", metadata.get("init_blocks")),
-        local_blocks=_integer("local_blocks", metadata.get("local_blocks")),
-        topk=_integer("topk", metadata.get("topk")),
+        **{name: tensors.get(name) for name in REQUIRED_TENSORS + OPTIONAL_TENSORS},  # type: ignore[arg-type]
+        **{name: _integer(name, metadata.get(name)) for name in INT_FIELDS},  # type: ignore[arg-type]
         source=metadata.get("source", ""),
         engine=_engine(container),
     )
@@ -198,9 +175,7 @@ def _case(container: Container) -> Case:
 
 def _engine(container: Container) -> EngineRecord | None:
     tensors, metadata = container.tensors, container.metadata
-    if not any(name in tensors for name in ENGINE_TENSORS) and not any(
-        name in metadata for name in ENGINE_FIELDS
-    ):
+    if tensors.keys().isdisjoint(ENGINE_TENSORS) and metadata.keys().isdisjoint(ENGINE_FIELDS):
         return None
     order = metadata.get("engine_order", "any")
     if order not in get_args(EngineOrder):
@@ -218,9 +193,8 @@ def _engine(container: Container) -> EngineRecord | None:
 
 def _integer(name: str, text: str | None) -> int:
     if text is None or not _DECIMAL.fullmatch(text):
-        refuse(
-            f"metadata {name}", shown(text), "must be a decimal number of up to 9 digits", "write it like 16"
-        )
+        limit = "must be a decimal number of up to 9 digits"
+        refuse(f"metadata {name}", shown(text), limit, "write it like 16")
     return int(text)
 
 

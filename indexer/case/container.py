@@ -1,4 +1,4 @@
-"""The safetensors container, read strictly and without copying.
+"""Reads the safetensors container strictly, and writes it; no tensor is copied.
 
     bytes 0..7        N, the header's length, little-endian unsigned
     bytes 8..8+N-1    JSON: tensor name -> dtype, shape, data_offsets; ``__metadata__`` -> strings
@@ -84,20 +84,12 @@ def decode_container(body: Buffer) -> Container:
     end = 0
     for tensor in sorted(placed, key=lambda tensor: (tensor.begin, tensor.end)):
         if tensor.begin != end:
-            refuse(
-                f"{shown(tensor.name)}.data_offsets",
-                [tensor.begin, tensor.end],
-                f"must begin at byte {end}, where the tensor before it ends",
-                "leave no gap and no overlap between tensors",
-            )
+            limit = f"must begin at byte {end}, where the tensor before it ends"
+            remedy = "leave no gap and no overlap between tensors"
+            refuse(f"{shown(tensor.name)}.data_offsets", [tensor.begin, tensor.end], limit, remedy)
         end = tensor.end
     if end != data.nbytes:
-        refuse(
-            "file size",
-            start + data.nbytes,
-            f"must be {start + end} bytes",
-            "write no byte after the tensors",
-        )
+        refuse("file size", view.nbytes, f"must be {start + end} bytes", "write no byte after the tensors")
     return Container({tensor.name: tensor.view(data) for tensor in placed}, metadata)
 
 
@@ -115,12 +107,8 @@ class _PlacedTensor:
 
 def _header(view: memoryview) -> tuple[dict[str, Any], int]:
     if view.nbytes < LENGTH_BYTES:
-        refuse(
-            "file size",
-            view.nbytes,
-            f"must be at least {LENGTH_BYTES} bytes",
-            "pass a whole safetensors file",
-        )
+        limit = f"must be at least {LENGTH_BYTES} bytes"
+        refuse("file size", view.nbytes, limit, "pass a whole safetensors file")
     length = int.from_bytes(view[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
         refuse("header length", length, f"must be at most {MAX_HEADER_BYTES} bytes", "pass a case file")
@@ -163,12 +151,8 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _whole(digits: str) -> int:
     # Python 3.10 converts any number of digits, in quadratic time.
     if len(digits) > MAX_INT_DIGITS:
-        refuse(
-            "header",
-            shown(digits),
-            f"must hold numbers of at most {MAX_INT_DIGITS} digits",
-            "check the sizes",
-        )
+        limit = f"must hold numbers of at most {MAX_INT_DIGITS} digits"
+        refuse("header", shown(digits), limit, "check the sizes")
     return int(digits)
 
 
@@ -188,52 +172,28 @@ def _metadata(metadata: object) -> dict[str, str]:
 def _placed(name: str, entry: object, data_bytes: int) -> _PlacedTensor:
     label = shown(name)
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        refuse(
-            label,
-            shown(entry),
-            "must have dtype, shape and data_offsets and nothing else",
-            "rewrite the file",
-        )
+        limit = "must have dtype, shape and data_offsets and nothing else"
+        refuse(label, shown(entry), limit, "rewrite the file")
     dtype = DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
     if dtype is None:
-        refuse(
-            f"{label}.dtype",
-            shown(entry["dtype"]),
-            f"must be one of {', '.join(DTYPES)}",
-            "write the tensor as one of them",
-        )
+        limit = f"must be one of {', '.join(DTYPES)}"
+        refuse(f"{label}.dtype", shown(entry["dtype"]), limit, "write the tensor as one of them")
     shape = entry["shape"]
     if not _sizes(shape) or len(shape) > MAX_DIMS:
-        refuse(
-            f"{label}.shape",
-            shown(shape),
-            f"must be at most {MAX_DIMS} sizes of 0 or more",
-            "write the contract's shape",
-        )
+        limit = f"must be at most {MAX_DIMS} sizes of 0 or more"
+        refuse(f"{label}.shape", shown(shape), limit, "write the contract's shape")
     # numpy refuses an empty array whose other sizes overflow its own index type.
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 1 << 59:
-        refuse(
-            f"{label}.shape",
-            shown(shape),
-            "must describe fewer than 2^59 bytes",
-            "write the contract's shape",
-        )
+        limit = "must describe fewer than 2^59 bytes"
+        refuse(f"{label}.shape", shown(shape), limit, "write the contract's shape")
     offsets = entry["data_offsets"]
     if not _sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
-        refuse(
-            f"{label}.data_offsets",
-            shown(offsets),
-            f"must be a begin and an end within the {data_bytes} bytes after the header",
-            "pass the whole file",
-        )
+        limit = f"must be a begin and an end within the {data_bytes} bytes after the header"
+        refuse(f"{label}.data_offsets", shown(offsets), limit, "pass the whole file")
     nbytes = math.prod(shape) * dtype.itemsize
     if offsets[1] - offsets[0] != nbytes:
-        refuse(
-            f"{label}.data_offsets",
-            shown(offsets),
-            f"must span {shown(nbytes)} bytes, the size of {entry['dtype']} {shown(shape)}",
-            "rewrite the file",
-        )
+        limit = f"must span {shown(nbytes)} bytes, the size of {entry['dtype']} {shown(shape)}"
+        refuse(f"{label}.data_offsets", shown(offsets), limit, "rewrite the file")
     return _PlacedTensor(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
@@ -241,7 +201,7 @@ def _sizes(sizes: object) -> bool:
     return isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
 
 
-# Writes a safetensors container as buffers: the same tensors give the same bytes, and none is copied.
+# ---- Writing ----
 
 HEADER_ALIGNMENT = 16
 """Bytes the first tensor's place in the container is a multiple of: what pages need."""
@@ -265,24 +225,17 @@ def encode_container(tensors: Mapping[str, Array], metadata: Mapping[str, str]) 
     for name, array in tensors.items():
         dtype = _NAMES.get(array.dtype)
         if dtype is None:
-            raise CaseFileError(
-                f"{name}.dtype",
-                array.dtype,
-                f"must be one of {', '.join(DTYPES)}",
-                "call .astype() with one of them",
-            )
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(array.shape),
-            "data_offsets": [end, end + array.nbytes],
-        }
+            limit = f"must be one of {', '.join(DTYPES)}"
+            refuse(f"{name}.dtype", array.dtype, limit, "call .astype() with one of them")
+        offsets = [end, end + array.nbytes]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": offsets}
         end += array.nbytes
         # Python's buffers know nothing of bfloat16 and float8.
         buffers.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(LENGTH_BYTES + len(text)) % HEADER_ALIGNMENT)
     if len(text) > MAX_HEADER_BYTES:
-        raise CaseFileError(
+        refuse(
             "header length", len(text), f"must be at most {MAX_HEADER_BYTES} bytes", "shorten the metadata"
         )
     return [len(text).to_bytes(LENGTH_BYTES, "little") + text, *buffers]

@@ -1,4 +1,4 @@
-"""Captures that never stand in an engine's way: sampled, bounded, written in the background."""
+"""Captures an engine's calls without holding it up: sampled, bounded, written in the background."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import TracebackType
 import torch
 
 from indexer.case import Case, EngineOrder, write_case
-from indexer.recording.snapshot import Integers, snapshot
+from indexer.recording.snapshot import CaptureOptions, Integers, snapshot
 from kernel.arguments import as_int, check_bool
 from kernel.errors import InvalidArgumentError
 
@@ -86,17 +86,19 @@ def capture(
         block_table,
         cu_seqlens_q,
         seq_lens,
-        topk=topk,
-        init_blocks=init_blocks,
-        local_blocks=local_blocks,
-        scores=scores,
-        block_ids=block_ids,
-        order=order,
-        new_keys=new_keys,
-        layer=layer,
-        source=source,
-        max_bytes=max_bytes,
-        wrapped_pages=wrapped_pages,
+        CaptureOptions(
+            topk=topk,
+            init_blocks=init_blocks,
+            local_blocks=local_blocks,
+            scores=scores,
+            block_ids=block_ids,
+            order=order,
+            new_keys=new_keys,
+            layer=layer,
+            source=source,
+            max_bytes=max_bytes,
+            wrapped_pages=wrapped_pages,
+        ),
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     write_case(case, target)
@@ -189,17 +191,19 @@ class Recorder:
                 block_table,
                 cu_seqlens_q,
                 seq_lens,
-                topk=topk,
-                init_blocks=init_blocks,
-                local_blocks=local_blocks,
-                scores=scores,
-                block_ids=block_ids,
-                order=order,
-                new_keys=new_keys,
-                layer=layer,
-                source=source,
-                max_bytes=self._max_bytes,
-                wrapped_pages=wrapped_pages,
+                CaptureOptions(
+                    topk=topk,
+                    init_blocks=init_blocks,
+                    local_blocks=local_blocks,
+                    scores=scores,
+                    block_ids=block_ids,
+                    order=order,
+                    new_keys=new_keys,
+                    layer=layer,
+                    source=source,
+                    max_bytes=self._max_bytes,
+                    wrapped_pages=wrapped_pages,
+                ),
             )
             self._submit(case, number)
         except BaseException as error:

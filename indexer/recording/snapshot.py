@@ -1,4 +1,4 @@
-"""One call of an engine as a case: pages in use only, renumbered, everything copied to the host."""
+"""Copies one call of an engine to the host as a case: pages in use only, renumbered."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_LEN, PAGE_BYTES, SUP
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
 
-# Which pages of an engine's cache a call reads, and their numbers in its case file.
+# ---- Pages in use ----
 
 WRAPS = (1 << 31, 1 << 32)
 """Bytes at which an offset of 32 bits wraps, signed and unsigned."""
@@ -76,7 +76,7 @@ def wrapped_page_ids(ids: Array, page_stride: int, num_pages: int) -> Array:
     return others[others < num_pages]
 
 
-# Tensors of an engine as host arrays of their own.
+# ---- Copies on the host ----
 
 GATHER_BYTES = 64 << 20
 """Memory of the engine's device that a capture takes for pages, at most."""
@@ -113,89 +113,87 @@ def gather_pages(pages: torch.Tensor, ids: Array) -> torch.Tensor:
     return found
 
 
-# The arguments of a capture, checked before anything large is copied: nothing here reads a cache.
+# ---- Arguments of a capture, checked before anything large is copied ----
 
 Integers: TypeAlias = "torch.Tensor | Array | Sequence[int] | Sequence[Sequence[int]]"
 """Whole numbers as engines keep them: on a device, or on the host."""
 KEY_PAGES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 """Types of a cache that holds keys as they are."""
-_QUERIES = KEY_PAGES
 _NEW_KEYS = (torch.bfloat16, torch.float16, torch.float32)
 _SCORES = (torch.float32, torch.bfloat16, torch.float16)
 _INTEGERS = (torch.int32, torch.int64)
 _INT32 = np.iinfo(np.int32)
 
 
-def check_fields(
-    *,
-    topk: object,
-    init_blocks: object,
-    local_blocks: object,
-    order: object,
-    layer: object,
-    source: object,
-    max_bytes: object,
-    wrapped_pages: object,
-) -> None:
-    """Refuse a field of a case that is no tensor.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CaptureOptions:
+    """What a capture takes beside queries, pages and lengths, see :func:`indexer.recording.capture`."""
 
-    Raises:
-        InvalidArgumentError: naming the field, its value, the limit and the remedy.
-    """
-    check_topk("topk", topk)  # type: ignore[arg-type]
-    _check_range("init_blocks", init_blocks, 0, MAX_FORCED_BLOCKS)
-    _check_range("local_blocks", local_blocks, 0, MAX_FORCED_BLOCKS)
-    _check_range("max_bytes", max_bytes, 1, None)
-    if layer is not None:
-        _check_range("layer", layer, 0, MAX_LAYER)
-    if order not in get_args(EngineOrder):
-        raise InvalidArgumentError("order", shown(order), "must be 'score', 'block' or 'any'", "pass one")
-    if not isinstance(source, str):
-        raise InvalidArgumentError("source", shown(source), "must be a str", "pass a text for people")
-    check_bool("wrapped_pages", wrapped_pages)
+    topk: int
+    init_blocks: int
+    local_blocks: int
+    scores: torch.Tensor | None
+    block_ids: torch.Tensor | None
+    order: EngineOrder
+    new_keys: torch.Tensor | None
+    layer: int | None
+    source: str
+    max_bytes: int
+    wrapped_pages: bool
 
+    def check(self) -> None:
+        """Refuse a field that is no tensor.
 
-def check_tensors(
-    index_q: torch.Tensor,
-    pages: torch.Tensor,
-    *,
-    topk: int,
-    scores: torch.Tensor | None,
-    block_ids: torch.Tensor | None,
-    new_keys: torch.Tensor | None,
-) -> None:
-    """Refuse a tensor of another type, layout or shape; each may lie on a device of its own.
+        Raises:
+            InvalidArgumentError: naming the field, its value, the limit and the remedy.
+        """
+        check_topk("topk", self.topk)
+        _check_range("init_blocks", self.init_blocks, 0, MAX_FORCED_BLOCKS)
+        _check_range("local_blocks", self.local_blocks, 0, MAX_FORCED_BLOCKS)
+        _check_range("max_bytes", self.max_bytes, 1, None)
+        if self.layer is not None:
+            _check_range("layer", self.layer, 0, MAX_LAYER)
+        if self.order not in get_args(EngineOrder):
+            limit = "must be 'score', 'block' or 'any'"
+            raise InvalidArgumentError("order", shown(self.order), limit, "pass one")
+        if not isinstance(self.source, str):
+            raise InvalidArgumentError(
+                "source", shown(self.source), "must be a str", "pass a text for people"
+            )
+        check_bool("wrapped_pages", self.wrapped_pages)
 
-    Raises:
-        InvalidArgumentError: naming the tensor, its value, the limit and the remedy.
-    """
-    check_tensor("index_q", index_q, dtypes=_QUERIES, shape=(None, None, HEAD_DIM), device=None)
-    heads = index_q.shape[1]
-    if heads not in SUPPORTED_HEADS:
-        limit = f"must be one of {SUPPORTED_HEADS}"
-        raise InvalidArgumentError("index_q.shape[1]", heads, limit, "capture the heads in such groups")
-    if isinstance(pages, torch.Tensor) and pages.dtype in KEY_PAGES:
-        check_tensor("pages", pages, dtypes=KEY_PAGES, shape=None, device=None)
-        if math.prod(pages.shape[1:]) != BLOCK_TOKENS * HEAD_DIM or pages.shape[-1] != HEAD_DIM:
-            limit = f"must be [num_pages, {BLOCK_TOKENS}, {HEAD_DIM}]"
-            raise InvalidArgumentError("pages.shape", tuple(pages.shape), limit, "pass one page a row")
-    else:
-        as_pages(pages)
-    if scores is not None:
-        check_tensor("scores", scores, dtypes=_SCORES, shape=(heads, None, None), device=None)
-    if block_ids is not None:
-        check_tensor("block_ids", block_ids, dtypes=_INTEGERS, shape=(heads, None, topk), device=None)
-    if new_keys is not None:
-        check_tensor("new_keys", new_keys, dtypes=_NEW_KEYS, shape=(None, HEAD_DIM), device=None)
-    for name, tensor in (
-        ("index_q", index_q),
-        ("pages", pages),
-        ("scores", scores),
-        ("block_ids", block_ids),
-        ("new_keys", new_keys),
-    ):
-        if tensor is not None and tensor.device.type == "meta":
-            raise InvalidArgumentError(f"{name}.device", "meta", "holds no values", "pass the real tensor")
+    def check_tensors(self, index_q: torch.Tensor, pages: torch.Tensor) -> None:
+        """Refuse a tensor of another type, layout or shape; each may lie on a device of its own.
+
+        Raises:
+            InvalidArgumentError: naming the tensor, its value, the limit and the remedy.
+        """
+        check_tensor("index_q", index_q, dtypes=KEY_PAGES, shape=(None, None, HEAD_DIM), device=None)
+        heads = index_q.shape[1]
+        if heads not in SUPPORTED_HEADS:
+            limit = f"must be one of {SUPPORTED_HEADS}"
+            raise InvalidArgumentError("index_q.shape[1]", heads, limit, "capture the heads in such groups")
+        if isinstance(pages, torch.Tensor) and pages.dtype in KEY_PAGES:
+            check_tensor("pages", pages, dtypes=KEY_PAGES, shape=None, device=None)
+            if math.prod(pages.shape[1:]) != BLOCK_TOKENS * HEAD_DIM or pages.shape[-1] != HEAD_DIM:
+                limit = f"must be [num_pages, {BLOCK_TOKENS}, {HEAD_DIM}]"
+                raise InvalidArgumentError("pages.shape", tuple(pages.shape), limit, "pass one page a row")
+        else:
+            as_pages(pages)
+        tensors = {"index_q": index_q, "pages": pages}
+        for name, tensor, dtypes, shape in (
+            ("scores", self.scores, _SCORES, (heads, None, None)),
+            ("block_ids", self.block_ids, _INTEGERS, (heads, None, self.topk)),
+            ("new_keys", self.new_keys, _NEW_KEYS, (None, HEAD_DIM)),
+        ):
+            if tensor is not None:
+                check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=None)
+                tensors[name] = tensor
+        for name, tensor in tensors.items():
+            if tensor.device.type == "meta":
+                raise InvalidArgumentError(
+                    f"{name}.device", "meta", "holds no values", "pass the real tensor"
+                )
 
 
 def check_tokens(total_q: int, **tensors: tuple[torch.Tensor | None, int]) -> None:
@@ -298,35 +296,16 @@ def snapshot(
     block_table: Integers,
     cu_seqlens_q: Integers,
     seq_lens: Integers,
-    *,
-    topk: int,
-    init_blocks: int,
-    local_blocks: int,
-    scores: torch.Tensor | None,
-    block_ids: torch.Tensor | None,
-    order: EngineOrder,
-    new_keys: torch.Tensor | None,
-    layer: int | None,
-    source: str,
-    max_bytes: int,
-    wrapped_pages: bool,
+    options: CaptureOptions,
 ) -> Case:
     """Copy a call; see :func:`indexer.recording.capture` for the arguments.
 
     Raises:
         InvalidArgumentError: the call is not one that a case can hold, or larger than ``max_bytes``.
     """
-    check_fields(
-        topk=topk,
-        init_blocks=init_blocks,
-        local_blocks=local_blocks,
-        order=order,
-        layer=layer,
-        source=source,
-        max_bytes=max_bytes,
-        wrapped_pages=wrapped_pages,
-    )
-    check_tensors(index_q, pages, topk=topk, scores=scores, block_ids=block_ids, new_keys=new_keys)
+    options.check()
+    options.check_tensors(index_q, pages)
+    scores, block_ids, new_keys = options.scores, options.block_ids, options.new_keys
     check_not_in_a_graph((index_q, pages, block_table, cu_seqlens_q, seq_lens, scores, block_ids, new_keys))
     starts = host_integers("cu_seqlens_q", cu_seqlens_q, 1)
     total_q = total_queries(starts, index_q.shape[0])
@@ -357,17 +336,17 @@ def snapshot(
     pages = pages if by_keys else as_pages(pages)
     stride = pages.stride(0) if len(pages) > 1 and not by_keys else PAGE_BYTES
     ids = used.ids
-    if wrapped_pages and not by_keys:
+    if options.wrapped_pages and not by_keys:
         ids = np.concatenate([ids, wrapped_page_ids(ids, stride, len(pages))])
     sizes = {
         "pages": len(ids) * math.prod(pages.shape[1:]) * pages.element_size(),
-        "index_q": index_q.numel() * index_q.element_size(),
+        "index_q": index_q.nbytes,
         "block_table": used.table.nbytes,
         "scores": 0 if scores is None else 4 * scores.numel(),
         "block_ids": 0 if block_ids is None else 4 * block_ids.numel(),
-        "new_keys": 0 if new_keys is None else new_keys.numel() * new_keys.element_size(),
+        "new_keys": 0 if new_keys is None else new_keys.nbytes,
     }
-    _check_size(sizes, max_bytes)
+    _check_size(sizes, options.max_bytes)
     return Case(
         index_q=host_array(index_q),
         cu_seqlens_q=starts.astype(np.int32),
@@ -375,18 +354,18 @@ def snapshot(
         index_k=_keys(pages, used, lens) if by_keys else None,
         pages=None if by_keys else gather_pages(pages, ids).numpy(),
         block_table=None if by_keys else used.table,
-        init_blocks=init_blocks,
-        local_blocks=local_blocks,
-        topk=topk,
-        source=source,
+        init_blocks=options.init_blocks,
+        local_blocks=options.local_blocks,
+        topk=options.topk,
+        source=options.source,
         engine=EngineRecord(
             block_ids=None if block_ids is None else as_int32("block_ids", host_array(block_ids)),
             scores=None if scores is None else host_array(scores).astype(np.float32),
-            order=order,
+            order=options.order,
             page_ids=None if by_keys else ids.astype(np.int32),
             page_stride=stride,
             new_keys=None if new_keys is None else host_array(new_keys),
-            layer=layer,
+            layer=options.layer,
         ),
     )
 
