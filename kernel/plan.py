@@ -1,4 +1,4 @@
-"""Host-side launch planning: which workgroup scores which query rows against which blocks. Pure integers.
+"""Plans prefill launches on the host: which workgroup scores which query rows against which blocks.
 
 A prefill launch is a list of work items, one a workgroup: a tile of up to ``TILE_ROWS`` query rows of one
 request against a segment of the request's blocks. The tiles of a request cover its query rows, the segments
@@ -6,10 +6,9 @@ of a tile the blocks that its last row sees, so every (row, block below the row'
 item and no workgroup is dead. What an item computes depends on neither the other items nor the segment it
 lies in: scores are the same bytes for every plan.
 
-Only these numbers reach the device as 32-bit ones, and ``plan_checks`` refuses what would overflow them: an
-offset into the block table, a query row (``token * H + head``), a token, a position, a block. Every byte
-offset into pages, queries, scores and maxima is 64 bits wide there. A grid may hold 2^32 threads, so launches
-are chunked.
+32 bits wide on the device, and checked, are: an offset into the block table, a query row (``token * H +
+head``), a token, a position, a block. Byte offsets into pages, queries, scores and maxima are 64 bits wide. A
+grid holds 2^32 threads at most: launches are chunked.
 """
 
 from __future__ import annotations
@@ -28,98 +27,6 @@ from kernel.checks import check_heads
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.page import blocks_of
-
-# What a launch plan may be asked for: its arguments, and every number that is 32 bits wide on the device.
-
-_INT32 = 2**31
-_BEYOND = 1024
-"""More than the rows or blocks that a kernel counts past the last one: the rest of a tile or of a group."""
-
-
-def check_plan(
-    requests: Sequence[Request],
-    num_heads: int,
-    *,
-    table_stride: int,
-    score_blocks: int,
-    slots: int,
-    alignment: int,
-    alignment_unit: int,
-    xcds: int,
-) -> None:
-    """Refuse what :func:`kernel.plan.plan_prefill` cannot plan; its arguments, and the unit of alignments.
-
-    A request's lengths are bounded by the contract, so positions and ``128 * block`` fit 32 bits; offsets in
-    the block table, query rows and score columns are checked here.
-
-    Raises:
-        InvalidArgumentError: the first argument at fault.
-    """
-    check_heads(num_heads)
-    _check_least("slots", slots, 1, "pass the workgroups that run at once, two for each compute unit")
-    _check_least("xcds", xcds, 1, "pass the number of dies")
-    if check_int("alignment", alignment) < alignment_unit or alignment % alignment_unit:
-        raise InvalidArgumentError(
-            "alignment",
-            alignment,
-            f"must be a positive multiple of {alignment_unit}",
-            f"pass {alignment_unit} blocks or a multiple",
-        )
-    _check_least("table_stride", table_stride, 0, "pass the columns of the block table")
-    _check_least("score_blocks", score_blocks, 0, "pass the columns of the score buffer")
-    for at, request in enumerate(requests):
-        _check_request(f"requests[{at}]", request, table_stride, score_blocks)
-    last_row = max((request.table_row for request in requests), default=0)
-    if (last_row + 1) * table_stride >= _INT32:
-        raise InvalidArgumentError(
-            "block_table.numel()", (last_row + 1) * table_stride, f"must be below {_INT32}", "split the batch"
-        )
-    tokens = max((request.query_start + request.query_len for request in requests), default=0)
-    if tokens * num_heads + _BEYOND >= _INT32:
-        raise InvalidArgumentError(
-            "total_q * H", tokens * num_heads, f"must be below {_INT32 - _BEYOND}", "split the batch"
-        )
-    if score_blocks + _BEYOND >= _INT32:
-        raise InvalidArgumentError(
-            "scores.shape[2]",
-            score_blocks,
-            f"must be below {_INT32 - _BEYOND}",
-            "narrow the score buffer",
-        )
-
-
-def _check_request(name: str, request: Request, table_stride: int, score_blocks: int) -> None:
-    _check_least(f"{name}.table_row", request.table_row, 0, "pass its row of the block table")
-    _check_least(f"{name}.query_start", request.query_start, 0, "pass its first row of q")
-    _check_least(f"{name}.query_len", request.query_len, 0, "pass how many query tokens it has")
-    if check_int(f"{name}.seq_len", request.seq_len) < request.query_len:
-        raise InvalidArgumentError(
-            f"{name}.seq_len",
-            request.seq_len,
-            f"must be at least its {request.query_len} query tokens",
-            "count this step's tokens in",
-        )
-    if request.seq_len > MAX_SEQ_LEN:
-        raise InvalidArgumentError(
-            f"{name}.seq_len",
-            request.seq_len,
-            f"must be at most {MAX_SEQ_LEN}",
-            "shorten the context to what the model was made for",
-        )
-    for argument, columns in (("table_stride", table_stride), ("score_blocks", score_blocks)):
-        if columns < request.num_blocks:
-            raise InvalidArgumentError(
-                argument,
-                columns,
-                f"must be at least the {request.num_blocks} blocks of {name}",
-                "widen it to the longest request",
-            )
-
-
-def _check_least(argument: str, value: int, least: int, remedy: str) -> None:
-    if check_int(argument, value) < least:
-        raise InvalidArgumentError(argument, value, f"must be at least {least}", remedy)
-
 
 TILE_ROWS = 512
 """Query rows of a work item, at most."""
@@ -147,6 +54,10 @@ _DEALT_PLANS = 3
 # Plans that are dealt to the dies to see how they end there, the most promising of those tried.
 _GROUPS_PER_DIE = 2
 # A die gets its load in at least so many groups: one larger group would be a die's load alone, and uneven.
+
+_INT32 = 2**31
+_BEYOND = 1024
+"""Upper bound of the rows or blocks that a kernel counts past the last one, in a tile or a group."""
 
 
 @dataclass(frozen=True)
@@ -216,14 +127,13 @@ def plan_prefill(
     Raises:
         InvalidArgumentError: an argument is out of range, or a number would not fit 32 bits on the device.
     """
-    check_plan(
+    _check(
         requests,
         num_heads,
         table_stride=table_stride,
         score_blocks=score_blocks,
         slots=slots,
         alignment=alignment,
-        alignment_unit=STORE_BLOCKS,
         xcds=xcds,
     )
     tiles = list(_tiles(requests, TILE_ROWS // num_heads))
@@ -269,7 +179,7 @@ def launches(num_items: int, most: int = MAX_LAUNCH_ITEMS) -> Iterator[range]:
 
 
 def makespan(costs: Sequence[int], slots: int) -> int:
-    """When the last of ``slots`` workgroup slots is done, each taking the next item when it is free."""
+    """Completion time of list scheduling: each of ``slots`` workgroup slots takes the next item when free."""
     busy = [0] * min(slots, len(costs))
     for cost in costs:
         heapq.heapreplace(busy, busy[0] + cost)
@@ -281,8 +191,86 @@ def dealt_makespan(costs: Sequence[int], slots: int, xcds: int) -> int:
     return max(makespan(costs[die::xcds], max(slots // xcds, 1)) for die in range(xcds))
 
 
+_Key = tuple[tuple[Request, ...], int, int, int, int, int]
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A plan as the device reads it.
+
+    Attributes:
+        num_items: work items.
+        words: their int32 words, see :func:`kernel.plan.pack_items`.
+    """
+
+    num_items: int
+    words: bytes
+
+
+class PlanCache:
+    """The most recently used plans: every layer of a model scores the same shape. May be used from several
+    threads.
+
+    Args:
+        most: work items and requests of all plans that are kept together, some 100 bytes each.
+    """
+
+    def __init__(self, most: int = 1 << 17) -> None:
+        self._most = most
+        self._size = 0
+        self._plans: OrderedDict[_Key, PackedPlan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """Plans that are kept."""
+        return len(self._plans)
+
+    def plan(
+        self,
+        requests: tuple[Request, ...],
+        num_heads: int,
+        *,
+        table_stride: int,
+        score_blocks: int,
+        slots: int,
+        alignment: int,
+    ) -> PackedPlan:
+        """As :func:`kernel.plan.plan_prefill`, packed.
+
+        Raises:
+            InvalidArgumentError: see there.
+        """
+        key = (requests, num_heads, table_stride, score_blocks, slots, alignment)
+        with self._lock:
+            found = self._plans.get(key)
+            if found is not None:
+                self._plans.move_to_end(key)
+                return found
+        items = plan_prefill(
+            requests,
+            num_heads,
+            table_stride=table_stride,
+            score_blocks=score_blocks,
+            slots=slots,
+            alignment=alignment,
+        )
+        made = PackedPlan(len(items), pack_items(items).tobytes())
+        size = made.num_items + len(requests)
+        with self._lock:
+            if key not in self._plans and size <= self._most:
+                self._plans[key] = made
+                self._size += size
+            while self._size > self._most:
+                old, dropped = self._plans.popitem(last=False)
+                self._size -= dropped.num_items + len(old[0])
+        return made
+
+
+# ---- Planning ----
+
+
 def _tiles(requests: Sequence[Request], tokens: int) -> Iterator[_Tile]:
-    """Tiles that start at block boundaries, but for a request's first, where that takes no more tiles.
+    """Tiles of a request; all but its first start at block boundaries where that takes no more tiles.
 
     There the kernel knows at compile time which products the diagonal leaves out.
     """
@@ -298,8 +286,8 @@ def _tiles(requests: Sequence[Request], tokens: int) -> Iterator[_Tile]:
 
 
 def _segment_blocks(tile_blocks: Sequence[int], slots: int, alignment: int) -> list[int]:
-    """Lengths of the longest segment, in blocks, whose plans are predicted to end first on one die: the best,
-    then those that end within a few."""
+    """Lengths of the longest segment, in blocks, whose plans are predicted to end first on one die; best
+    first."""
     if not tile_blocks:
         return []
     total = sum(4 * blocks + _ITEM_OVERHEAD_QUARTERS for blocks in tile_blocks)
@@ -308,7 +296,7 @@ def _segment_blocks(tile_blocks: Sequence[int], slots: int, alignment: int) -> l
         max(total // (slots * trial) - _ITEM_OVERHEAD_QUARTERS, 0) // 4
         for trial in range(1, _SEGMENT_TRIALS + 1)
     ]
-    # Shorter segments than the last share would give a slot more items than pay.
+    # Segments shorter than the last share cost more start-up than they gain in balance.
     sizes = [size for size in _SEGMENT_SIZES if shares[-1] < size < tallest]
     ends: dict[int, int] = {}
     for size in (*shares, *sizes):
@@ -347,8 +335,7 @@ def _segments(
 
 
 def _grid_order(items: Sequence[WorkItem], xcds: int) -> list[WorkItem]:
-    """Deal items to dies so that the tiles that read the same pages share one die's L2, then heavy ones
-    first."""
+    """Deals items to dies so that tiles that read the same pages share a die's L2; heavy items first."""
     sharing: dict[tuple[int, int], list[WorkItem]] = {}
     for item in items:
         sharing.setdefault((item.table_offset, item.first_block), []).append(item)
@@ -362,7 +349,7 @@ def _grid_order(items: Sequence[WorkItem], xcds: int) -> list[WorkItem]:
         heapq.heapreplace(load, (cost + sum(item.cost for item in group), die))
         dies[die].extend(group)
     queues = [sorted(die, key=attrgetter("cost"), reverse=True) for die in dies]
-    # A die that runs out takes from the one with the most left, so that no grid position stays empty.
+    # An empty queue takes from the longest one, so that no grid position stays empty.
     taken = [0] * xcds
     order: list[WorkItem] = []
     while len(order) < len(items):
@@ -375,7 +362,7 @@ def _grid_order(items: Sequence[WorkItem], xcds: int) -> list[WorkItem]:
 
 
 def _small_groups(groups: Iterable[list[WorkItem]], most_cost: int) -> Iterator[list[WorkItem]]:
-    """Cut groups that cost more than ``most_cost``, between items."""
+    """Splits groups that cost more than ``most_cost``, between items."""
     for group in groups:
         part: list[WorkItem] = []
         cost = 0
@@ -388,78 +375,88 @@ def _small_groups(groups: Iterable[list[WorkItem]], most_cost: int) -> Iterator[
         yield part
 
 
-# Plans of launches that come again: every layer of a model scores the same shape, step by step.
-
-_Key = tuple[tuple[Request, ...], int, int, int, int, int]
+# ---- Checks ----
 
 
-@dataclass(frozen=True)
-class PackedPlan:
-    """A plan as the device reads it.
+def _check(
+    requests: Sequence[Request],
+    num_heads: int,
+    *,
+    table_stride: int,
+    score_blocks: int,
+    slots: int,
+    alignment: int,
+    xcds: int,
+) -> None:
+    """Checks the arguments of :func:`plan_prefill`, and what is 32 bits wide on the device.
 
-    Attributes:
-        num_items: work items.
-        words: their int32 words, see :func:`kernel.plan.pack_items`.
+    The contract bounds a request's lengths, so positions and ``BLOCK_TOKENS * block`` fit; offsets in the
+    block table, query rows and score columns are checked here.
+
+    Raises:
+        InvalidArgumentError: the first invalid argument.
     """
-
-    num_items: int
-    words: bytes
-
-
-class PlanCache:
-    """The plans asked for last, each made once. May be used from several threads.
-
-    Args:
-        most: work items and requests of all plans that are kept together, some 100 bytes each.
-    """
-
-    def __init__(self, most: int = 1 << 17) -> None:
-        self._most = most
-        self._size = 0
-        self._plans: OrderedDict[_Key, PackedPlan] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        """Plans that are kept."""
-        return len(self._plans)
-
-    def plan(
-        self,
-        requests: tuple[Request, ...],
-        num_heads: int,
-        *,
-        table_stride: int,
-        score_blocks: int,
-        slots: int,
-        alignment: int,
-    ) -> PackedPlan:
-        """As :func:`kernel.plan.plan_prefill`, packed.
-
-        Raises:
-            InvalidArgumentError: see there.
-        """
-        # All that a plan depends on.
-        key = (requests, num_heads, table_stride, score_blocks, slots, alignment)
-        with self._lock:
-            found = self._plans.get(key)
-            if found is not None:
-                self._plans.move_to_end(key)
-                return found
-        items = plan_prefill(
-            requests,
-            num_heads,
-            table_stride=table_stride,
-            score_blocks=score_blocks,
-            slots=slots,
-            alignment=alignment,
+    check_heads(num_heads)
+    _check_least("slots", slots, 1, "pass the workgroups that run at once, two for each compute unit")
+    _check_least("xcds", xcds, 1, "pass the number of dies")
+    if check_int("alignment", alignment) < STORE_BLOCKS or alignment % STORE_BLOCKS:
+        raise InvalidArgumentError(
+            "alignment",
+            alignment,
+            f"must be a positive multiple of {STORE_BLOCKS}",
+            f"pass {STORE_BLOCKS} blocks or a multiple",
         )
-        made = PackedPlan(len(items), pack_items(items).tobytes())
-        size = made.num_items + len(requests)
-        with self._lock:
-            if key not in self._plans and size <= self._most:
-                self._plans[key] = made
-                self._size += size
-            while self._size > self._most:
-                old, dropped = self._plans.popitem(last=False)
-                self._size -= dropped.num_items + len(old[0])
-        return made
+    _check_least("table_stride", table_stride, 0, "pass the columns of the block table")
+    _check_least("score_blocks", score_blocks, 0, "pass the columns of the score buffer")
+    for at, request in enumerate(requests):
+        _check_request(f"requests[{at}]", request, table_stride, score_blocks)
+    last_row = max((request.table_row for request in requests), default=0)
+    if (last_row + 1) * table_stride >= _INT32:
+        raise InvalidArgumentError(
+            "block_table.numel()", (last_row + 1) * table_stride, f"must be below {_INT32}", "split the batch"
+        )
+    tokens = max((request.query_start + request.query_len for request in requests), default=0)
+    if tokens * num_heads + _BEYOND >= _INT32:
+        raise InvalidArgumentError(
+            "total_q * H", tokens * num_heads, f"must be below {_INT32 - _BEYOND}", "split the batch"
+        )
+    if score_blocks + _BEYOND >= _INT32:
+        raise InvalidArgumentError(
+            "scores.shape[2]",
+            score_blocks,
+            f"must be below {_INT32 - _BEYOND}",
+            "narrow the score buffer",
+        )
+
+
+def _check_request(name: str, request: Request, table_stride: int, score_blocks: int) -> None:
+    _check_least(f"{name}.table_row", request.table_row, 0, "pass its row of the block table")
+    _check_least(f"{name}.query_start", request.query_start, 0, "pass its first row of q")
+    _check_least(f"{name}.query_len", request.query_len, 0, "pass how many query tokens it has")
+    if check_int(f"{name}.seq_len", request.seq_len) < request.query_len:
+        raise InvalidArgumentError(
+            f"{name}.seq_len",
+            request.seq_len,
+            f"must be at least its {request.query_len} query tokens",
+            "count this step's tokens in",
+        )
+    if request.seq_len > MAX_SEQ_LEN:
+        raise InvalidArgumentError(
+            f"{name}.seq_len",
+            request.seq_len,
+            f"must be at most {MAX_SEQ_LEN}",
+            "shorten the context to what the model was made for",
+        )
+    for argument, columns in (("table_stride", table_stride), ("score_blocks", score_blocks)):
+        if columns < request.num_blocks:
+            raise InvalidArgumentError(
+                argument,
+                columns,
+                f"must be at least the {request.num_blocks} blocks of {name}",
+                "widen it to the longest request",
+            )
+
+
+def _check_least(argument: str, value: int, least: int, remedy: str) -> None:
+    if check_int(argument, value) < least:
+        raise InvalidArgumentError(argument, value, f"must be at least {least}", remedy)

@@ -7,7 +7,7 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 
 def probe() -> tuple[bool, str]:
-    """Whether this backend can run here, and what it found or lacks. Builds, loads and sets nothing."""
+    """Whether this backend can run here, and what it found or lacks; builds, loads and sets nothing."""
     from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, runtime, toolchain
     from kernel.gfx950.hip import simulated_device
 
@@ -36,7 +36,7 @@ def create(device: str | None, precision: Precision) -> Backend:
 
     Raises:
         InvalidArgumentError: any other device or precision.
-        DeviceUnavailableError: what is missing.
+        DeviceUnavailableError: something is missing.
     """
     from kernel.backends.flydsl import check_precision
     from kernel.backends.flydsl.backend import FlydslBackend

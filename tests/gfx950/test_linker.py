@@ -67,7 +67,7 @@ def test_what_cannot_link_code_objects_is_not_taken(
     with pytest.raises(
         DeviceUnavailableError, match=r"needs ld\.lld of LLVM 19 or newer.*pip install ziglang"
     ):
-        toolchain.command()
+        toolchain.linker_command()
 
 
 def test_cache_that_cannot_be_written(own_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:

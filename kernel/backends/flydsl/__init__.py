@@ -15,7 +15,7 @@ __all__ = ["check_precision", "create", "probe"]
 
 
 def probe() -> tuple[bool, str]:
-    """Whether this backend can run here, and why."""
+    """Whether this backend can run here, and why or why not."""
     from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, toolchain
 
     try:
@@ -42,7 +42,7 @@ def create(device: str | None, precision: Precision) -> Backend:
 
     Raises:
         InvalidArgumentError: any other device or precision.
-        DeviceUnavailableError: what is missing.
+        DeviceUnavailableError: something is missing.
     """
     from kernel.backends.flydsl.backend import FlydslBackend
 
@@ -55,7 +55,7 @@ def create(device: str | None, precision: Precision) -> Backend:
 
 
 def check_precision(precision: str) -> None:
-    """Refuse what is not a precision."""
+    """Refuses an unknown precision."""
     if precision not in ("exact", "fast"):
         raise InvalidArgumentError(
             "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"

@@ -132,7 +132,7 @@ def compile_ahead(launch: Launch, name: str, objects: Path | None = None) -> str
     handle = jit._make_compiled_function(key, bound, None)
     try:
         handle.export_to_c(str(objects), name, name)
-    except RuntimeError as error:  # of the tools that it runs
+    except RuntimeError as error:  # of the tools that FlyDSL runs
         raise DeviceUnavailableError(
             f"FlyDSL cannot export {name}: {error}",
             f"see that {objects.parent} and {tempfile.gettempdir()} have room, that ld and objcopy work",
@@ -152,32 +152,32 @@ def _keep(jit: Any) -> None:
         raise kernel_cache.unusable(str(error)) from error
 
 
-# ---- Refused kernels: LLVM prints its errors, and FlyDSL would go on with what is left ----
+# ---- Refused kernels: LLVM only prints its errors, and FlyDSL goes on without the kernel ----
 
 
 @contextmanager
 def raised(name: str) -> Iterator[None]:
-    """Around FlyDSL's compiler, and a launch behind it.
+    """Context of FlyDSL's compiler that raises what it, MLIR or LLVM refuse.
 
     Args:
         name: the kernel.
 
     Raises:
-        CompileError: the kernel was refused, by FlyDSL, MLIR or LLVM. No cache holds anything of it.
+        CompileError: the kernel was refused; no cache holds anything of it.
     """
     with _one_at_a_time:
         lower = MlirCompiler.compile
         MlirCompiler.compile = lambda *arguments, **named: _checked(name, lower, *arguments, **named)
         try:
             yield
-        except DSLCompileError as error:  # of what comes before LLVM
+        except DSLCompileError as error:  # before LLVM
             raise CompileError(name, _first_line(error)) from error
         finally:
             MlirCompiler.compile = lower
 
 
 def _checked(name: str, lower: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """``lower(...)``; what is written to stderr meanwhile is written behind it."""
+    """``lower(...)``, whose stderr is held back until it returns."""
     with tempfile.TemporaryFile() as printed:
         try:
             with _stderr_to(printed):
@@ -206,7 +206,7 @@ def _stderr_to(file: BinaryIO) -> Iterator[None]:
 
 
 def _errors(printed: BinaryIO) -> Iterator[str]:
-    """Those of LLVM and of its assembler."""
+    """Errors of LLVM and its assembler."""
     printed.seek(0)
     for line in printed:
         before, found, reason = line.decode(errors="replace").partition("error:")
@@ -215,7 +215,7 @@ def _errors(printed: BinaryIO) -> Iterator[str]:
 
 
 def _output(printed: BinaryIO) -> str:
-    """Print what is short; keep what is not in a file, and give its name."""
+    """Prints short output; saves longer output to a file and returns its name."""
     printed.seek(0)
     if sum(1 for _ in printed) <= _MOST_LINES:
         _print(printed)

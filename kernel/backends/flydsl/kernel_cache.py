@@ -1,4 +1,4 @@
-"""FlyDSL's cache of compiled kernels, checked before FlyDSL meets it: what it raises there names no remedy.
+"""Checks of FlyDSL's cache of compiled kernels, with errors that name a remedy; FlyDSL's own do not.
 
 FLYDSL_RUNTIME_CACHE_DIR is the folder, FLYDSL_RUNTIME_ENABLE_CACHE=0 does without, FLYDSL_RUNTIME_RUN_ONLY=1
 loads from it and never compiles.
@@ -23,7 +23,7 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 def check() -> None:
-    """What of the cache cannot be used, changing nothing.
+    """Checks that the cache can be used, changing nothing.
 
     Raises:
         DeviceUnavailableError: compiling is forbidden and no kernel is in the cache, or the cache cannot be
@@ -35,7 +35,7 @@ def check() -> None:
     if folder is None:
         return
     if _is_filled(folder):
-        # To read a kernel FlyDSL locks a file beside it, which it opens for writing.
+        # FlyDSL reads a kernel under a lock file, which it opens for writing.
         for lock in (folder / _ENTRY).glob("*.lock"):
             if not os.access(lock, os.W_OK):
                 raise unusable(f"{lock} cannot be written")
@@ -68,7 +68,7 @@ def prepare() -> None:
 
 
 def check_named() -> None:
-    """Refuse to fill no cache.
+    """Checks that there is a cache to compile into.
 
     Raises:
         DeviceUnavailableError: there is none.
@@ -82,7 +82,7 @@ def check_named() -> None:
 
 @contextmanager
 def compiling(name: str) -> Iterator[None]:
-    """Around FlyDSL's compiler: its errors about the cache, named.
+    """Context of FlyDSL's compiler that names its errors about the cache.
 
     Args:
         name: the kernel.
@@ -140,7 +140,7 @@ def _missing(what: str) -> DeviceUnavailableError:
 
 
 def _folder() -> Path | None:
-    """The cache, None where there is to be none."""
+    """The cache; None where it is disabled."""
     if not _is_set(ENABLE, default=True) and not _is_set(RUN_ONLY, default=False):
         return None
     named = os.environ.get(FOLDER)

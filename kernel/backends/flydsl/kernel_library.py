@@ -1,8 +1,13 @@
-"""The kernel library: every kernel compiled ahead, launched through ctypes, with no FlyDSL in the process.
+"""The kernel library: kernels compiled ahead, loaded and launched through ctypes without FlyDSL.
 
 NVFP4_INDEXER_KERNEL_LIBRARY is its path; where it is not set, FlyDSL compiles. A kernel's module is loaded
-once a device, at its first launch there. Every failure is a return code, and a module that failed to load is
-tried again at the next launch.
+once a device, at its first launch there, and again at the next launch if that failed. Failures are return
+codes.
+
+A manifest behind the library's last byte, where no loader looks, refuses a library that is cut, garbled or
+made from other kernels before any of its code is mapped:
+
+    ELF image | manifest, JSON | SHA-256 of both | length of the manifest, 8 bytes, little endian | MAGIC
 """
 
 from __future__ import annotations
@@ -27,12 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# What a kernel library says of itself, behind its last byte, where a loader looks at nothing.
-#
-#     ELF image | manifest, JSON | SHA-256 of both | length of the manifest, 8 bytes, little endian | MAGIC
-#
-# So that a library that is cut, garbled or made from other kernels is refused before any of its code is
-# mapped.
+# ---- Manifest ----
 
 MAGIC = b"nvfp4-indexer-kernels-2\n"
 _LENGTH_BYTES = 8
@@ -53,7 +53,7 @@ class Manifest:
         sources: digest of the sources that they, and the order of their arguments, come from.
         kernels: number of launch arguments, the stream among them, by the kernel's symbol.
         partial: it was exported with some of the kernels only.
-        digest: of the ELF image and of all that the manifest says.
+        digest: of the ELF image and the manifest.
     """
 
     target: str
@@ -130,6 +130,8 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
+# ---- Library ----
+
 VARIABLE = "NVFP4_INDEXER_KERNEL_LIBRARY"
 FILE_NAME = "nvfp4-indexer-kernels.so"
 _ARGUMENT_BYTES = 8
@@ -158,7 +160,7 @@ class KernelLibrary:
         loaded.hipGetErrorName.restype = ctypes.c_char_p
 
     def check(self, name: str) -> None:
-        """Refuse a kernel that is not in the library.
+        """Checks that a kernel is in the library.
 
         Raises:
             DeviceUnavailableError: it is not.
@@ -167,16 +169,16 @@ class KernelLibrary:
             raise _unfit(os.environ.get(VARIABLE, self._loaded._name), f"it holds no {name}")
 
     def load_module(self, name: str) -> int:
-        """Load a kernel on the current device; HIP's code, 0 where it is there."""
+        """Load a kernel on the current device; returns HIP's code, 0 for success."""
         code = int(getattr(self._loaded, f"{name}__module_init")())
         return code or int(getattr(self._loaded, f"{name}__module_load")(_CURRENT_DEVICE))
 
     def launch(self, name: str, *arguments: int) -> int:
-        """Launch on the current device, the stream the last argument; HIP's code, 0 where it was launched."""
+        """Launch on the current device, the stream last; returns HIP's code, 0 for success."""
         count = self._manifest.kernels[name]
         if len(arguments) != count:
             raise TypeError(f"{name} takes {count} arguments, not {len(arguments)}")
-        # A 32-bit argument is read from the lower half of its 8 bytes.
+        # A 32-bit argument is the lower half of its 8 bytes.
         values = (ctypes.c_int64 * count)(*arguments)
         first = ctypes.addressof(values)
         places = (ctypes.c_void_p * count)(*range(first, first + _ARGUMENT_BYTES * count, _ARGUMENT_BYTES))
@@ -196,10 +198,10 @@ class LibraryKernels(Generic[Key]):
         self._loading = threading.Lock()
 
     def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
-        """Launch, and load the module first where this is the first time."""
+        """Launch; loads the module at the first launch."""
         name = self._name_of(key)
         self._library.check(name)
-        self._device.take_failure()  # left by someone else's calls
+        self._device.take_failure()  # left by other calls
         with self._device.registered(tensors):
             self._load(name)
             code = self._library.launch(name, *arguments, self._device.stream())
@@ -263,7 +265,7 @@ def load(path: Path, device: Device) -> KernelLibrary:
 def _load(path: Path, _modified_ns: int, _size: int) -> KernelLibrary:
     manifest = check(path)
     if _LOADED.get(path, manifest.digest) != manifest.digest:
-        # The dynamic loader would give the old one, whose kernels this manifest does not describe.
+        # The dynamic loader would return the old one, which this manifest does not describe.
         raise DeviceUnavailableError(
             f"{VARIABLE}={path} was replaced after this process had loaded it", "start a new process"
         )

@@ -45,14 +45,14 @@ from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, PlanCache, launches
 
-# The kernels of one launcher: the kernel library's, else compiled at their first launch.
+# ---- Kernels: the library's, else compiled at their first launch ----
 
 Key = TypeVar("Key", bound=Hashable)
 _Key = TypeVar("_Key", bound=Hashable, contravariant=True)
 
 
 class Kernels(Protocol[_Key]):
-    """Kernels by what tells them apart, on one device; may be used from several threads."""
+    """Kernels of a launcher on one device, by key; may be used from several threads."""
 
     def launch(self, key: _Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
         """Launch; asynchronous on a GPU.
@@ -65,7 +65,7 @@ class Kernels(Protocol[_Key]):
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
             CompileError: the compiler refused the kernel.
-            DeviceUnavailableError: there is no such kernel, and it may not be compiled here.
+            DeviceUnavailableError: the kernel is not there and may not be compiled here.
         """
         ...
 
@@ -76,11 +76,11 @@ def kernels_on(device: Device, name_of: Callable[[Key], str], build: Callable[[K
     Args:
         device: where launches go.
         name_of: a kernel's symbol by its key.
-        build: FlyDSL's launcher of a kernel by its key; called, and FlyDSL imported, only where it is to be
-            compiled.
+        build: FlyDSL's launcher of a kernel by its key; called, and FlyDSL imported, only to compile.
 
     Raises:
-        DeviceUnavailableError: what is missing there, or for compiling; or the kernel library is unfit.
+        DeviceUnavailableError: something that launching or compiling needs is missing, or the kernel library
+            is unfit.
     """
     path = kernel_library.chosen()
     if path is None:
@@ -91,7 +91,7 @@ def kernels_on(device: Device, name_of: Callable[[Key], str], build: Callable[[K
 class CompiledKernels(Generic[Key]):
     """Kernels that FlyDSL compiles, or loads from its cache; see :class:`Kernels`.
 
-    Each belongs to the GPU that it was first launched on.
+    Each is bound to the GPU of its first launch.
     """
 
     def __init__(self, device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> None:
@@ -103,7 +103,7 @@ class CompiledKernels(Generic[Key]):
         self._compiling = threading.Lock()
 
     def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
-        """Launch, and compile first where this is the first time."""
+        """Launch; compiles at the first launch."""
         import flydsl.expr as fx
 
         with launching(self._device, tensors) as stream:
@@ -128,18 +128,18 @@ _WORKGROUPS_PER_COMPUTE_UNIT = WAVES_PER_SIMD
 class PrefillLauncher:
     """Scores batches on one device.
 
-    A compiled kernel is kept for each number of heads; each belongs to the GPU that it was first launched on,
-    so one launcher serves one device. May be used from several threads.
+    Keeps a compiled kernel for each number of heads, bound to the GPU of its first launch: one launcher
+    serves one device. May be used from several threads.
 
     Args:
         device: where to launch.
 
     Raises:
-        DeviceUnavailableError: what is missing there, or for compiling.
+        DeviceUnavailableError: something that launching or compiling needs is missing.
     """
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, geometry.prefill_name, _build)
+        self._kernels = kernels_on(device, geometry.prefill_name, _build_prefill)
         self._device = device
         self._plans = PlanCache()
 
@@ -183,7 +183,7 @@ class PrefillLauncher:
             self._kernels.launch(batch.num_heads, tensors, *arguments, len(chunk))
 
 
-def _build(heads: int) -> Launch:
+def _build_prefill(heads: int) -> Launch:
     from kernel.backends.flydsl import prefill
 
     return prefill.build(heads)
@@ -224,11 +224,11 @@ def _rows(kind: str, name: str, rows: torch.Tensor | None, first: int = 0) -> di
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy that starts where the kernels' loads of operands may."""
+    """The tensor, or a copy aligned to the kernels' operand loads."""
     return tensor if tensor.data_ptr() % OPERAND_BYTES == 0 else tensor.clone()
 
 
-# Launching the decode scorer. Its grid and arguments depend on shapes only, never on what lengths hold.
+# ---- Decode: grid and arguments depend on shapes only, never on lengths ----
 
 _INT32 = 2**31
 
@@ -252,7 +252,7 @@ class DeviceRequests:
 
     @staticmethod
     def of(requests: Sequence[Request], device: torch.device) -> DeviceRequests:
-        """Bring requests to the device."""
+        """Copies requests to the device."""
         rows = [(r.table_row, r.query_start, r.query_start + r.query_len, r.seq_len) for r in requests]
         return DeviceRequests(*torch.from_numpy(np.array(rows, np.int32).T.copy()).to(device))
 
@@ -264,10 +264,10 @@ class DecodeLauncher:
 
     Args:
         device: where to launch.
-        layout: where pages are on their way.
+        layout: page staging.
 
     Raises:
-        DeviceUnavailableError: what is missing there, or for compiling.
+        DeviceUnavailableError: something that launching or compiling needs is missing.
     """
 
     def __init__(self, device: Device, layout: Layout = DEFAULT_LAYOUT) -> None:
@@ -307,19 +307,18 @@ class DecodeLauncher:
     ) -> None:
         """Score requests whose lengths only the device knows; asynchronous on a GPU.
 
-        Nothing on the host but shapes and addresses decides the launch, so a captured one may be replayed
-        after any of the tensors' values have changed. Values are not believed: a page id outside the cache
-        reads as a page of zeros, a request has no more blocks than its row of the block table and the scores
-        have columns and no more than ``MAX_ROWS`` query rows, rows past ``total_q`` are not written.
+        The launch depends on shapes and addresses alone, so a captured one may be replayed after any of the
+        tensors' values have changed. The kernel validates values: a page id outside the cache reads as a page
+        of zeros, a request is clamped to the columns of the block table and the scores and to ``MAX_ROWS``
+        query rows, rows past ``total_q`` are not written.
 
         Args:
-            batch: queries, pages, block table, LUT and forced blocks, on this device; its own requests are
-                not looked at.
+            batch: queries, pages, block table, LUT and forced blocks, on this device; not its requests.
             requests: what to score.
             scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``.
             maxima: ``[H, total_q, ceil(S / 16)]`` float32 with ``stride(2) == 1``: the greatest score of each
                 16 blocks, sentinels included.
-            fill: write ``-inf`` from a request's last block to ``S``, else nothing there.
+            fill: write ``-inf`` from a request's last block to ``S``.
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
@@ -356,7 +355,7 @@ class DecodeLauncher:
 
 
 def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) -> int:
-    """Log2 of the workgroups of a launch: what fills the device, or fewer where shapes leave no more work.
+    """Log2 of a launch's workgroups: as many as fill the device, fewer where shapes bound the work.
 
     Args:
         num_requests: requests, padding included.
@@ -382,19 +381,19 @@ def _check_widths(batch: ScoreBatch, num_requests: int, columns: int) -> None:
             raise InvalidArgumentError(name, value, f"must be below {limit}", "split the batch")
 
 
-# Launching the top-k kernels.
+# ---- Top-k ----
 
 _MAX_HEADS = 65_535
 """Workgroups of a grid's second dimension."""
 _MAX_LAUNCH_TOKENS = 1 << 24
-"""A grid may hold 2^32 threads, so launches are chunked."""
+"""A grid holds 2^32 threads at most: launches are chunked."""
 
 
 class TopkLauncher:
     """Selects rows' best blocks on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, _name, _topk_launch_build)
+        self._kernels = kernels_on(device, lambda variant: variant.name, _build_topk)
 
     def __call__(
         self,
@@ -453,11 +452,7 @@ class TopkLauncher:
             block_ids.copy_(written)
 
 
-def _name(variant: Variant) -> str:
-    return variant.name
-
-
-def _topk_launch_build(variant: Variant) -> Launch:
+def _build_topk(variant: Variant) -> Launch:
     from kernel.backends.flydsl import topk
 
     return topk.build(variant)
@@ -468,23 +463,22 @@ def _with_rows_of_cells(rows: torch.Tensor) -> torch.Tensor:
     return rows if rows.shape[2] < 2 or rows.stride(2) == 1 else rows.contiguous()
 
 
-# Launching the insert kernels.
+# ---- Insert ----
 
 _MAX_LAUNCH_KEYS = 1 << 27
-"""A grid may hold 2^32 threads, eight a key, so launches are chunked."""
+"""A grid holds 2^32 threads at most, eight a key: launches are chunked."""
 
 
 class InsertLauncher:
     """Inserts keys on one device; see :class:`kernel.backends.flydsl.launch.PrefillLauncher`."""
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, geometry.insert_name, _insert_launch_build)
+        self._kernels = kernels_on(device, geometry.insert_name, _build_insert)
 
     def __call__(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise and scatter; asynchronous on a GPU. See :meth:`kernel.backends.base.Backend.insert`.
 
-        A slot past the pages is skipped like a negative one: to refuse it, its value would have to be waited
-        for.
+        A slot past the pages is skipped like a negative one: refusing it would mean waiting for its value.
 
         Raises:
             LaunchError: a HIP call failed; what the slots hold is undefined.
@@ -512,7 +506,7 @@ class InsertLauncher:
             self._kernels.launch(KeyType.of(keys.dtype), [keys, pages, slots], *arguments, workgroups)
 
 
-def _insert_launch_build(key_type: KeyType) -> Launch:
+def _build_insert(key_type: KeyType) -> Launch:
     from kernel.backends.flydsl import insert
 
     return insert.build(key_type)

@@ -1,4 +1,4 @@
-"""Makes the kernel library: every kernel exported by FlyDSL, linked into one shared library. Needs no GPU."""
+"""Makes the kernel library: kernels exported by FlyDSL, linked into one shared library. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,--strip-all")
 _SYSTEM = ("-lpthread", "-ldl")
 _TIMEOUT_S = 600
 _TOOLS = (("ld.lld", "ld"), ("llvm-objcopy", "objcopy"))
-"""What FlyDSL runs to make objects: one of each, on the path."""
+"""Tools that FlyDSL runs to make objects: one of each, on the path."""
 _INSTALL_TOOLS = "install binutils, or put ROCm's llvm/bin on the path"
 
 
 def check() -> None:
-    """What exporting needs beyond compiling.
+    """Checks what exporting needs beyond compiling.
 
     Raises:
-        DeviceUnavailableError: something is missing; everything that is, with what to do about it.
+        DeviceUnavailableError: something is missing; names all of it, with remedies.
     """
     missing = []
     for find in (toolchain.check, standin.compiler):
@@ -109,8 +109,7 @@ def _num_arguments(header: Path) -> int:
 
 
 def _link(objects: list[Path], library: Path) -> None:
-    # Linked against the stand-in: from HIP only the name of its library and its symbols' version are taken,
-    # and those are ROCm 7's.
+    # The stand-in has the library name and symbol versions of ROCm 7's HIP, which is all that linking takes.
     command = [
         *standin.compiler(),
         *_LINK_FLAGS,

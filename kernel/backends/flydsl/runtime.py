@@ -1,9 +1,8 @@
-"""FlyDSL's launch runtime, guarded: where launches go, what must be there first, and the errors it swallows.
+"""Devices, and guards around FlyDSL's launch runtime.
 
-``libfly_jit_runtime.so`` is loaded by FlyDSL's first launch; a missing HIP, a wrong version or a missing
-symbol ends the process there. :func:`preflight` loads it beforehand, where those are exceptions. A HIP call
-that fails in a launch is printed and the launch returns normally, so every launch goes through
-:func:`launching`.
+FlyDSL's first launch loads ``libfly_jit_runtime.so`` and ends the process where HIP is missing, of another
+version or lacks a symbol: :func:`preflight` loads it beforehand and raises. A HIP call that fails in a launch
+is only printed, and the launch returns: :func:`launching` raises it.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class Device(Protocol):
     """Compute units that the host plan may count on."""
 
     def prepare(self) -> None:
-        """Make HIP loadable and check what FlyDSL does not: the architecture, the device.
+        """Make HIP loadable and check the architecture and the device, which FlyDSL does not.
 
         Raises:
-            DeviceUnavailableError: it cannot be.
+            DeviceUnavailableError: HIP or the device is not there.
         """
         ...
 
@@ -46,14 +45,12 @@ class Device(Protocol):
         ...
 
     def registered(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
-        """The storages that launches inside may touch; on real hardware nothing needs to be done."""
+        """Allows launches inside to access the tensors' storages."""
         ...
 
     def take_failure(self) -> BaseException | None:
-        """What went wrong in this thread's launches, by the device's own account, since the last take.
-
-        None on real hardware.
-        """
+        """Takes the failure of this thread's launches that the device itself recorded; None on real
+        hardware."""
         ...
 
 
@@ -73,10 +70,10 @@ def runtime_path() -> Path:
 
 
 def check() -> None:
-    """What a launch needs of FlyDSL, without loading anything.
+    """Checks what a launch needs of FlyDSL, without loading anything.
 
     Raises:
-        DeviceUnavailableError: what is missing and the remedy.
+        DeviceUnavailableError: something is missing.
     """
     runtime_path()
     if os.environ.get("COMPILE_ONLY", "0").lower() not in ("", "0", "false", "no", "off"):
@@ -86,10 +83,10 @@ def check() -> None:
 
 
 def preflight(device: Device) -> None:
-    """What would end the process at the first launch, or make it silently do nothing, as an exception.
+    """Raises what would end the process at the first launch, or make the launch do nothing.
 
     Raises:
-        DeviceUnavailableError: what is missing and the remedy.
+        DeviceUnavailableError: something is missing.
     """
     check()
     device.prepare()
@@ -115,7 +112,7 @@ def _runtime() -> ctypes.CDLL:
 
 @contextmanager
 def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    """Around every launch: gives the stream, allows the tensors' storages, raises what FlyDSL swallowed.
+    """Context of every launch: yields the stream, registers the tensors' storages, raises HIP's errors.
 
     Args:
         device: where the launch goes; :func:`preflight` has passed.
@@ -135,12 +132,12 @@ def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         with device.registered(tensors):
             yield device.stream()
     finally:
-        # Taken on every way out, so that no error is left for the next launch to be blamed for.
+        # Taken on every exit: no error is left for the next launch.
         code = runtime.flydslRuntimeTakeError()
         failure = device.take_failure()
     if isinstance(failure, (KeyboardInterrupt, SystemExit)):
         raise failure
-    if code:  # as on hardware: this word decides, and a call that FlyDSL itself can do without is no failure
+    if code:  # decides alone, as on hardware: a call that FlyDSL can do without is no failure
         raise LaunchError(
             code,
             _error_name(runtime, code),
@@ -153,11 +150,8 @@ def _error_name(runtime: ctypes.CDLL, code: int) -> str:
     return str(runtime.hipGetErrorName(code).decode())
 
 
-# A gfx950 under ROCm, as PyTorch sees it: where launches go on real hardware.
-
-
 class RocmDevice:
-    """One GPU; see :class:`kernel.backends.flydsl.runtime.Device`.
+    """A gfx950 under ROCm, as PyTorch sees it; see :class:`Device`.
 
     Args:
         torch_device: ``cuda`` or ``cuda:n``, as a ROCm build of PyTorch names its devices.
@@ -191,7 +185,7 @@ class RocmDevice:
         self.compute_units = int(properties.multi_processor_count)
 
     def prepare(self) -> None:
-        """Nothing is left to do: PyTorch has loaded HIP."""
+        """Does nothing: PyTorch has loaded HIP."""
 
     def stream(self) -> int:
         """PyTorch's current stream on this GPU."""
@@ -199,11 +193,11 @@ class RocmDevice:
 
     @contextmanager
     def registered(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Launches inside go to this GPU: FlyDSL loads and launches on whichever is current."""
+        """Makes this GPU current: FlyDSL loads and launches on the current one."""
         del tensors  # the hardware maps every allocation
         with torch.cuda.device(self.torch_device):
             yield
 
     def take_failure(self) -> BaseException | None:
-        """None: HIP's error codes say everything."""
+        """None: HIP's error codes suffice."""
         return None

@@ -1,4 +1,5 @@
-"""What compiling needs: FlyDSL for gfx950, its linker, and its cache. No GPU and no HIP."""
+"""Compiling the kernels without a GPU or HIP: FlyDSL's linker and settings, cache filling, export, assembly
+text."""
 
 from __future__ import annotations
 
@@ -23,26 +24,26 @@ from kernel.backends.flydsl.signatures import Launch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
 
-# The linker that FlyDSL's compiler runs: ``$ROCM_PATH/llvm/bin/ld.lld``, without which no kernel compiles.
+# ---- The linker that FlyDSL runs, $ROCM_PATH/llvm/bin/ld.lld ----
 #
-# A ROCm image has it there. Elsewhere any LLD does: a folder of that shape is made in the user's cache, and
-# ROCM_PATH points to it.
+# A ROCm image has it. Elsewhere any LLD does: a folder of that shape is made in the user's cache and named by
+# ROCM_PATH.
 
 _OLDEST_LLVM = 19
-"""The oldest LLD that is known to link code objects of version 6, which FlyDSL makes."""
+"""The oldest LLD known to link FlyDSL's code objects, of version 6."""
 _NEWEST_LLVM = 30
-"""The newest Debian package name that is looked for."""
+"""The newest of Debian's packages that is looked for."""
 _IN_TOOLKIT = Path("llvm", "bin", "ld.lld")
 
 
 def check_linker() -> str:
-    """The linker that :func:`prepare` will have FlyDSL run, for people; changes nothing.
+    """The linker that :func:`prepare` will choose, human-readable; changes nothing.
 
     Raises:
         DeviceUnavailableError: none was found.
     """
     root = _rocm()
-    return str(Path(root, _IN_TOOLKIT)) if root else shlex.join(command())
+    return str(Path(root, _IN_TOOLKIT)) if root else shlex.join(linker_command())
 
 
 def prepare_linker() -> None:
@@ -51,7 +52,7 @@ def prepare_linker() -> None:
     Raises:
         DeviceUnavailableError: no linker was found, or the cache folder cannot be written.
     """
-    os.environ["ROCM_PATH"] = _rocm() or str(_toolkit(command()))
+    os.environ["ROCM_PATH"] = _rocm() or str(_toolkit(linker_command()))
 
 
 def _rocm() -> str | None:
@@ -60,7 +61,7 @@ def _rocm() -> str | None:
     return next((root for root in roots if root and Path(root, _IN_TOOLKIT).is_file()), None)
 
 
-def command() -> list[str]:
+def linker_command() -> list[str]:
     """The command of an LLD outside ROCm: on the path, in Debian's folders, in the ``ziglang`` package.
 
     Raises:
@@ -113,10 +114,10 @@ def _toolkit(linker: list[str]) -> Path:
 
 
 def check() -> str:
-    """What compiling needs, changing nothing: neither the environment nor the disk.
+    """Checks what compiling needs; changes neither the environment nor the disk.
 
     Returns:
-        What was found, for people.
+        What was found, human-readable.
 
     Raises:
         DeviceUnavailableError: FlyDSL or a linker is missing, or the environment asks for another
@@ -133,7 +134,7 @@ def check() -> str:
 
 
 def prepare() -> None:
-    """Have FlyDSL compile for gfx950, before ``flydsl`` is imported: its default is gfx942.
+    """Sets FlyDSL up for gfx950, before ``flydsl`` is imported: its default is gfx942.
 
     Raises:
         DeviceUnavailableError: see :func:`check`; or the linker's cache folder cannot be written.
@@ -149,8 +150,8 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
     The cache is bound to the ROCm installation: compile where the kernels will run, in the final image.
 
     Args:
-        cache_dir: the cache; a process that is to use it needs FLYDSL_RUNTIME_CACHE_DIR set to it. FlyDSL's
-            own choice when None.
+        cache_dir: the cache, FlyDSL's own choice when None; a process uses it with FLYDSL_RUNTIME_CACHE_DIR
+            set to it.
 
     Returns:
         The kernels' names.
@@ -206,7 +207,7 @@ def assembly(name: str) -> str:
         }
         with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
             compile_kernel()
-        texts = list(Path(folder).rglob("*.s"))  # FlyDSL goes on without where it cannot write
+        texts = list(Path(folder).rglob("*.s"))  # FlyDSL ignores a failed write
         if len(texts) != 1:
             raise DeviceUnavailableError(
                 f"FlyDSL wrote no assembly of {name}", f"set TMPDIR to a folder with room, not {folder}"
@@ -224,7 +225,7 @@ def _compiled(objects: Path | None, names: Iterable[str], settings: dict[str, st
 
 
 def _compilers(objects: Path | None = None) -> dict[str, Callable[[], str]]:
-    """What compiles each kernel, by its name, which it returns."""
+    """Functions that compile a kernel and return its name, by name."""
     prepare()
     from kernel.backends.flydsl import decode, insert, prefill, topk
     from kernel.backends.flydsl.jit import compile_ahead
