@@ -49,15 +49,8 @@ from kernel.gfx950.errors import (
 from kernel.gfx950.hazards import HazardDistance, check_hazards, hazard_distances
 from kernel.gfx950.launch import RunOptions, RunReport, run
 from kernel.gfx950.memory import SCHEDULES, Memory, Region, Schedule
-from kernel.gfx950.parse import (
-    Instruction,
-    Kernel,
-    KernelArgument,
-    KernelMetadata,
-    Program,
-    from_descriptor,
-    parse_program,
-)
+from kernel.gfx950.parse import from_descriptor, parse_program
+from kernel.gfx950.program import Instruction, Kernel, KernelArgument, KernelMetadata, Program
 
 __all__ = [
     "SCHEDULES",

@@ -5,62 +5,46 @@ One instruction is one wait state, ``s_nop n`` is n + 1. Which pairs need how ma
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from kernel.gfx950.errors import HazardError
-from kernel.gfx950.parse import EXEC, M0, Instruction, Kernel, Operand
+from kernel.gfx950.isa import is_dma, row_of, table
+from kernel.gfx950.isa.table import Row
+from kernel.gfx950.program import EXEC, M0, Instruction, Kernel, Operand
 
-# Which registers an instruction reads and writes, from its text alone; for analyses that execute nothing.
+# ---- Registers read and written, and control flow: for analyses that execute nothing ----
 
 Register = tuple[str, int]
 """("v", 0-511, accumulators from 256 on) or ("s", 0-127)."""
+Registers = frozenset[Register]
 
 
 @dataclass(frozen=True)
 class RegisterUse:
-    reads: frozenset[Register]
-    writes: frozenset[Register]
+    reads: Registers
+    writes: Registers
 
 
-def registers_of(operand: Operand) -> frozenset[Register]:
+def registers_of(operand: Operand) -> Registers:
     if not operand.is_register:
         return frozenset()
     file = "v" if operand.kind == "vector" else "s"
     return frozenset((file, operand.index + at) for at in range(operand.count))
 
 
-def destinations(instruction: Instruction) -> int:
-    """How many of the first operands are written."""
-    name = instruction.mnemonic
-    if name.startswith(("v_permlane", "v_swap")):
-        return 2
-    if "_co_u32" in name or name.startswith(("v_mad_u64", "v_mad_i64")):
-        return 2
-    if name.startswith(
-        ("s_cmp", "s_bitcmp", "s_branch", "s_cbranch", "s_nop", "s_waitcnt", "s_barrier", "s_endpgm")
-    ):
-        return 0
-    if name.startswith(("s_sleep", "s_setprio", "ds_write")) or "_store_" in name:
-        return 0
-    if "_load_lds_" in name or "lds" in instruction.modifiers:
-        return 0
-    return 1
-
-
 def register_use(instruction: Instruction) -> RegisterUse:
     """exec, which every vector instruction reads, is left out of ``reads``; scc is no register here."""
-    operands, count = instruction.operands, destinations(instruction)
-    writes = frozenset[Register]().union(*(registers_of(o) for o in operands[:count]))
-    reads = frozenset[Register]().union(*(registers_of(o) for o in operands[count:]))
-    name = instruction.mnemonic
-    keeps = name.startswith(("v_permlane", "v_swap", "v_fmac", "v_writelane", "s_addk", "s_mulk", "s_bitset"))
-    if keeps or instruction.encoding == "dpp" or _keeps_a_part(instruction):
+    row, operands, dma = row_of(instruction), instruction.operands, is_dma(instruction)
+    count = 0 if dma else row.destinations
+    writes = Registers().union(*(registers_of(o) for o in operands[:count]))
+    reads = Registers().union(*(registers_of(o) for o in operands[count:]))
+    if row.keeps or instruction.encoding == "dpp" or _keeps_a_part(instruction):
         reads |= writes
-    if name.endswith("_saveexec_b64") or name.startswith("v_cmpx"):
+    if row.writes_exec:
         writes |= {("s", EXEC), ("s", EXEC + 1)}
-    if "_load_lds_" in name or "lds" in instruction.modifiers:
+    if dma:
         reads |= {("s", M0)}
     return RegisterUse(reads, writes)
 
@@ -72,7 +56,17 @@ def _keeps_a_part(instruction: Instruction) -> bool:
     return instruction.modifiers.get("dst_unused", "UNUSED_PRESERVE") == "UNUSED_PRESERVE"
 
 
-# The kinds of dependence that gfx950 does not check, and the wait states that each needs.
+def successors(kernel: Kernel, at: int) -> Iterator[int]:
+    """Indices of the instructions that may follow instruction ``at``."""
+    instruction = kernel.instructions[at]
+    row = row_of(instruction)
+    if row.falls_through and at + 1 < len(kernel.instructions):
+        yield at + 1
+    if row.kind == "branch":
+        yield kernel.target(instruction)
+
+
+# ---- The kinds of dependence that gfx950 does not check, and the wait states that each needs ----
 #
 # The hardware leaves these distances to the compiler. What each kind needs was measured with LLVM 22's hazard
 # recogniser for gfx950, one instruction pair at a time; ``v_mfma_f32_16x16x128_f8f6f4`` of 8-bit operands
@@ -80,14 +74,11 @@ def _keeps_a_part(instruction: Instruction) -> bool:
 # buffer store has a scalar offset (llvm-project pull request 197267, in LLVM 23). Vector instructions hidden
 # in inline assembly are the danger: the recogniser does not see them, this does.
 
-Registers = frozenset[Register]
 Producer = Callable[[Instruction, RegisterUse], Registers]
 Consumer = Callable[[Instruction, RegisterUse, Registers], bool]
 
-_VECTOR_MEMORY = ("buffer_", "global_", "scratch_")
-_MEMORY = ("ds_", *_VECTOR_MEMORY)
-_WIDE_STORES = ("_store_dwordx3", "_store_dwordx4")
-_TRANSCENDENTAL = ("v_rcp_", "v_rsq_", "v_sqrt_", "v_exp_", "v_log_", "v_sin_", "v_cos_")
+_VECTOR_MEMORY = ("vmem_load", "vmem_store")
+_MEMORY = ("lds_read", "lds_write", *_VECTOR_MEMORY)
 _NOTHING: Registers = frozenset()
 
 
@@ -101,119 +92,109 @@ class HazardKind:
     consumes: Consumer
 
 
-def _is_mfma(instruction: Instruction) -> bool:
-    return instruction.mnemonic.startswith("v_mfma")
+def _is_mfma(row: Row) -> bool:
+    return row.hazard == "matrix of 8 passes"
 
 
-def _is_valu(instruction: Instruction) -> bool:
-    return instruction.mnemonic.startswith("v_") and not _is_mfma(instruction)
+def _is_valu(row: Row) -> bool:
+    return row.kind == "valu"
 
 
-def _is_vector(instruction: Instruction) -> bool:
-    return _is_valu(instruction) or instruction.mnemonic.startswith(_MEMORY)
+def _is_vector_or_memory(row: Row) -> bool:
+    return row.kind == "valu" or row.kind in _MEMORY
 
 
-def _is_transcendental(instruction: Instruction) -> bool:
-    return instruction.mnemonic.startswith(_TRANSCENDENTAL)
+def _is_vector_or_matrix(row: Row) -> bool:
+    return row.kind in ("valu", "mfma")
 
 
-def _is_permlane(instruction: Instruction) -> bool:
-    return instruction.mnemonic.startswith("v_permlane")
-
-
-def _scalars(registers: Registers) -> Registers:
-    return frozenset(r for r in registers if r[0] == "s")
-
-
-def _vectors(registers: Registers) -> Registers:
-    return frozenset(r for r in registers if r[0] == "v")
+def _of(file: str, registers: Registers) -> Registers:
+    return frozenset(register for register in registers if register[0] == file)
 
 
 # -- producers
 
 
 def _matrix_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return use.writes if _is_mfma(instruction) else _NOTHING
+    return use.writes if _is_mfma(row_of(instruction)) else _NOTHING
 
 
 def _matrix_c(instruction: Instruction, use: RegisterUse) -> Registers:
     # where C is also the result, overwriting it is the hazard of the result
-    return registers_of(instruction.operands[3]) - use.writes if _is_mfma(instruction) else _NOTHING
+    return registers_of(instruction.operands[3]) - use.writes if _is_mfma(row_of(instruction)) else _NOTHING
 
 
 def _vector_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return _vectors(use.writes) if _is_valu(instruction) else _NOTHING
+    return _of("v", use.writes) if _is_valu(row_of(instruction)) else _NOTHING
 
 
 def _scalar_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return _scalars(use.writes) if _is_valu(instruction) else _NOTHING
+    return _of("s", use.writes) if _is_valu(row_of(instruction)) else _NOTHING
 
 
 def _exec_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return use.writes & {("s", EXEC)} if _is_valu(instruction) else _NOTHING
+    return use.writes & {("s", EXEC)} if _is_valu(row_of(instruction)) else _NOTHING
 
 
 def _transcendental_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return _vectors(use.writes) if _is_transcendental(instruction) else _NOTHING
+    return _of("v", use.writes) if row_of(instruction).hazard == "transcendental" else _NOTHING
 
 
 def _partial_result(instruction: Instruction, use: RegisterUse) -> Registers:
     """What sdwa writes to a part of a register: its bits are moved there late."""
     partial = instruction.encoding == "sdwa" and instruction.modifiers.get("dst_sel", "DWORD") != "DWORD"
-    return _vectors(use.writes) if partial else _NOTHING
+    return _of("v", use.writes) if partial else _NOTHING
 
 
 def _wide_store_data(instruction: Instruction, _use: RegisterUse) -> Registers:
     """Stores of 12 and 16 bytes read their data late; buffer stores with a scalar offset a state earlier."""
-    name, operands = instruction.mnemonic, instruction.operands
-    if not (name.startswith(_VECTOR_MEMORY) and name.endswith(_WIDE_STORES)) or _is_scalar_offset(
-        instruction
-    ):
+    row = row_of(instruction)
+    if not _is_wide_store(row) or _has_scalar_offset(instruction):
         return _NOTHING
-    return registers_of(operands[0 if name.startswith("buffer_") else 1])
+    return registers_of(instruction.operands[0 if row.rule is table.buffer else 1])
 
 
 def _offset_store_data(instruction: Instruction, _use: RegisterUse) -> Registers:
-    return registers_of(instruction.operands[0]) if _is_scalar_offset(instruction) else _NOTHING
+    wide = _is_wide_store(row_of(instruction)) and _has_scalar_offset(instruction)
+    return registers_of(instruction.operands[0]) if wide else _NOTHING
 
 
-def _is_scalar_offset(instruction: Instruction) -> bool:
-    name = instruction.mnemonic
-    return name.startswith("buffer_") and name.endswith(_WIDE_STORES) and instruction.operands[3].is_register
+def _is_wide_store(row: Row) -> bool:
+    return row.kind == "vmem_store" and row.lane_bytes >= 12
+
+
+def _has_scalar_offset(instruction: Instruction) -> bool:
+    return row_of(instruction).rule is table.buffer and instruction.operands[-1].is_register
 
 
 def _m0(instruction: Instruction, use: RegisterUse) -> Registers:
-    return use.writes & {("s", M0)} if instruction.mnemonic.startswith("s_") else _NOTHING
+    return use.writes & {("s", M0)} if row_of(instruction).kind in ("salu", "smem") else _NOTHING
 
 
 # -- consumers
 
 
-def _reads(who: Callable[[Instruction], bool]) -> Consumer:
-    return lambda instruction, use, at_stake: who(instruction) and bool(use.reads & at_stake)
+def _reads(who: Callable[[Row], bool]) -> Consumer:
+    return lambda i, use, at_stake: who(row_of(i)) and bool(use.reads & at_stake)
 
 
-def _writes(who: Callable[[Instruction], bool]) -> Consumer:
-    return lambda instruction, use, at_stake: who(instruction) and bool(use.writes & at_stake)
+def _writes(who: Callable[[Row], bool]) -> Consumer:
+    return lambda i, use, at_stake: who(row_of(i)) and bool(use.writes & at_stake)
 
 
-def _reads_or_writes(who: Callable[[Instruction], bool]) -> Consumer:
-    return lambda i, use, at_stake: who(i) and bool((use.reads | use.writes) & at_stake)
-
-
-def _under_exec(who: Callable[[Instruction], bool]) -> Consumer:
+def _under_exec(who: Callable[[Row], bool]) -> Consumer:
     """exec is no operand in the text: each such instruction reads it."""
-    return lambda instruction, _use, _at_stake: who(instruction)
+    return lambda i, _use, _at_stake: who(row_of(i))
 
 
 def _reads_factor(instruction: Instruction, _use: RegisterUse, at_stake: Registers) -> bool:
-    if not _is_mfma(instruction):
+    if not _is_mfma(row_of(instruction)):
         return False
     return bool((registers_of(instruction.operands[1]) | registers_of(instruction.operands[2])) & at_stake)
 
 
 def _accumulates_shifted(instruction: Instruction, use: RegisterUse, at_stake: Registers) -> bool:
-    if not _is_mfma(instruction):
+    if not _is_mfma(row_of(instruction)):
         return False
     c = registers_of(instruction.operands[3])
     return bool(c & at_stake & use.reads) and c != at_stake
@@ -224,58 +205,65 @@ def _moves_lanes(instruction: Instruction, _use: RegisterUse, at_stake: Register
 
 
 def _picks_lane(instruction: Instruction, _use: RegisterUse, at_stake: Registers) -> bool:
-    takes_number = instruction.mnemonic in ("v_readlane_b32", "v_writelane_b32")
-    return takes_number and bool(registers_of(instruction.operands[2]) & at_stake)
+    if row_of(instruction).hazard not in ("lane read", "lane write"):
+        return False
+    return any(registers_of(number) & at_stake for number in instruction.operands[2:])
 
 
-def _reads_lane(instruction: Instruction) -> bool:
-    return instruction.mnemonic.startswith(("v_readlane", "v_readfirstlane"))
-
-
-def _accesses_memory(instruction: Instruction) -> bool:
-    return instruction.mnemonic.startswith(_MEMORY)
+def _touches_in_vector(instruction: Instruction, use: RegisterUse, at_stake: Registers) -> bool:
+    return _is_vector_or_matrix(row_of(instruction)) and bool((use.reads | use.writes) & at_stake)
 
 
 KINDS = (
     HazardKind(
-        "matrix result read by a vector or memory instruction", 12, _matrix_result, _reads(_is_vector)
+        "matrix result read by a vector or memory instruction",
+        12,
+        _matrix_result,
+        _reads(_is_vector_or_memory),
     ),
     HazardKind(
         "matrix result overwritten by a vector or memory instruction",
         12,
         _matrix_result,
-        _writes(_is_vector),
+        _writes(_is_vector_or_memory),
     ),
     HazardKind("matrix result read as A or B of the next", 12, _matrix_result, _reads_factor),
     HazardKind("matrix result partly read as C of the next", 10, _matrix_result, _accumulates_shifted),
     HazardKind("C overwritten by a vector instruction", 7, _matrix_c, _writes(_is_valu)),
     HazardKind("vector result read by a matrix instruction", 2, _vector_result, _reads(_is_mfma)),
     HazardKind("vector result read across lanes by dpp", 2, _vector_result, _moves_lanes),
-    HazardKind("vector result read by a lane swap", 2, _vector_result, _reads(_is_permlane)),
-    HazardKind("vector result read by v_readlane or v_readfirstlane", 1, _vector_result, _reads(_reads_lane)),
+    HazardKind(
+        "vector result read by a lane swap", 2, _vector_result, _reads(lambda row: row.hazard == "lane swap")
+    ),
+    HazardKind(
+        "vector result read by v_readlane or v_readfirstlane",
+        1,
+        _vector_result,
+        _reads(lambda row: row.hazard == "lane read"),
+    ),
     HazardKind(
         "transcendental result read by another vector instruction",
         1,
         _transcendental_result,
-        _reads(lambda i: _is_valu(i) and not _is_transcendental(i)),
+        _reads(lambda row: _is_valu(row) and row.hazard != "transcendental"),
     ),
     HazardKind(
         "part of a register that sdwa wrote, used by a vector instruction",
         1,
         _partial_result,
-        _reads_or_writes(lambda i: i.mnemonic.startswith("v_")),
+        _touches_in_vector,
     ),
     HazardKind(
         "data of a 12- or 16-byte store overwritten by a vector instruction",
         2,
         _wide_store_data,
-        _writes(lambda i: i.mnemonic.startswith("v_")),
+        _writes(_is_vector_or_matrix),
     ),
     HazardKind(
         "data of a 12- or 16-byte store with a scalar offset overwritten by a vector instruction",
         1,
         _offset_store_data,
-        _writes(lambda i: i.mnemonic.startswith("v_")),
+        _writes(_is_vector_or_matrix),
     ),
     HazardKind(
         "scalar of a vector instruction read by a vector instruction", 2, _scalar_result, _reads(_is_valu)
@@ -284,25 +272,26 @@ KINDS = (
         "scalar of a vector instruction read by a memory instruction",
         5,
         _scalar_result,
-        _reads(_accesses_memory),
+        _reads(lambda row: row.kind in _MEMORY),
     ),
     HazardKind("scalar of a vector instruction read as a lane number", 4, _scalar_result, _picks_lane),
     HazardKind(
-        "exec of a vector compare used by dpp", 5, _exec_result, _under_exec(lambda i: i.encoding == "dpp")
+        "exec of a vector compare used by dpp",
+        5,
+        _exec_result,
+        lambda i, _use, _at_stake: i.encoding == "dpp",
     ),
     HazardKind(
         "exec of a vector compare used by a memory instruction",
         5,
         _exec_result,
-        _under_exec(lambda i: i.mnemonic.startswith(_VECTOR_MEMORY)),
+        _under_exec(lambda row: row.kind in _VECTOR_MEMORY),
     ),
     HazardKind(
         "exec of a vector compare used by a lane access or a matrix instruction",
         4,
         _exec_result,
-        _under_exec(
-            lambda i: _reads_lane(i) or _is_permlane(i) or _is_mfma(i) or i.mnemonic.startswith("v_writelane")
-        ),
+        _under_exec(lambda row: row.kind == "mfma" or row.hazard in ("lane read", "lane swap", "lane write")),
     ),
     HazardKind("m0 used by a DMA to LDS", 1, _m0, lambda _i, use, at_stake: bool(use.reads & at_stake)),
 )
@@ -351,16 +340,7 @@ class _Flow:
     def __init__(self, kernel: Kernel) -> None:
         self.instructions = kernel.instructions
         self.uses = [register_use(instruction) for instruction in kernel.instructions]
-        self.next = [self._successors(kernel, at) for at in range(len(kernel.instructions))]
-
-    def _successors(self, kernel: Kernel, at: int) -> tuple[int, ...]:
-        name = self.instructions[at].mnemonic
-        follows = (at + 1,) if at + 1 < len(self.instructions) else ()
-        if name == "s_endpgm":
-            return ()
-        if name == "s_branch":
-            return (kernel.target(self.instructions[at]),)
-        return (*follows, kernel.target(self.instructions[at])) if name.startswith("s_cbranch") else follows
+        self.next = [tuple(successors(kernel, at)) for at in range(len(kernel.instructions))]
 
     def fewest(self, kind: HazardKind) -> HazardDistance:
         best = HazardDistance(kind.name, kind.needed, None)
@@ -393,6 +373,6 @@ class _Flow:
                 if nearest is None or states < nearest[0]:
                     nearest = (states, at)
                 continue
-            states += int(instruction.operands[0].number) + 1 if instruction.mnemonic == "s_nop" else 1
+            states += int(instruction.operands[0].number) + 1 if row_of(instruction).kind == "nop" else 1
             reached += [(states, following) for following in self.next[at]]
         return nearest

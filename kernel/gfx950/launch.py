@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,31 +17,73 @@ from kernel.gfx950.errors import (
     OutOfBoundsError,
     UnsupportedInstructionError,
 )
-from kernel.gfx950.isa.decode import Decoded, Stop, decode
+from kernel.gfx950.isa import lookup, row_of
+from kernel.gfx950.isa.form import Form, Step, Stop
+from kernel.gfx950.isa.table import check_encodable
 from kernel.gfx950.memory import GlobalLog, Machine, Memory, Schedule
-from kernel.gfx950.parse import Instruction, Kernel, KernelMetadata, Program
+from kernel.gfx950.program import Instruction, Kernel, KernelMetadata, Program
 from kernel.gfx950.wave import DEFINED, LANES, Lds, Wave
 
-# What a run counted.
-
-_MFMA = "v_mfma"
+# ---- Decoding: each instruction becomes a step, the first time its kernel runs ----
 
 
-def instruction_class(instruction: Instruction) -> str:
-    """ "mfma", "valu", "lds_read", "lds_write", "vmem_load", "vmem_store", "smem", "wait", "barrier",
-    "nop", "branch" or "salu"."""
-    name = instruction.mnemonic
-    if name.startswith("v_"):
-        return "mfma" if name.startswith(_MFMA) else "valu"
-    if name.startswith("ds_"):
-        return "lds_write" if name.startswith("ds_write") else "lds_read"
-    if name.startswith(("buffer_", "global_", "scratch_", "flat_")):
-        return "vmem_store" if "_store_" in name else "vmem_load"
-    if name.startswith(("s_load", "s_buffer_load")):
-        return "smem"
-    if name.startswith(("s_branch", "s_cbranch")):
-        return "branch"
-    return {"s_waitcnt": "wait", "s_barrier": "barrier", "s_nop": "nop"}.get(name, "salu")
+@dataclass(frozen=True)
+class Decoded:
+    """``steps`` in the kernel's order; ``granule`` is 4 where all its memory accesses are whole dwords,
+    else 1."""
+
+    steps: tuple[Step | Stop, ...]
+    granule: int
+
+
+_DECODED: WeakKeyDictionary[Kernel, Decoded] = WeakKeyDictionary()
+
+
+def decode(kernel: Kernel) -> Decoded:
+    """Raises UnsupportedInstructionError with the line of the first instruction that is not implemented."""
+    known = _DECODED.get(kernel)
+    if known is None:
+        steps = tuple(_decode_one(kernel, index) for index in range(len(kernel.instructions)))
+        narrow = any(row_of(instruction).lane_bytes in (1, 2) for instruction in kernel.instructions)
+        known = _DECODED[kernel] = Decoded(steps, 1 if narrow else 4)
+    return known
+
+
+def decode_like(kernel: Kernel, known: Kernel) -> Decoded:
+    """As ``decode``, for a kernel that differs from a ``known`` one in a few instructions: only these are
+    decoded. Labels must be the same, and each instruction must stand where it did."""
+    before = decode(known)
+    pairs = zip(kernel.instructions, known.instructions, strict=True)
+    steps = tuple(
+        before.steps[index] if new is old else _decode_one(kernel, index)
+        for index, (new, old) in enumerate(pairs)
+    )
+    decoded = _DECODED[kernel] = Decoded(steps, before.granule)
+    return decoded
+
+
+def decode_with(kernel: Kernel, steps: Mapping[int, Step]) -> Kernel:
+    """The kernel, some of its instructions with steps of the caller's, for an analysis of a run."""
+    known = decode(kernel)
+    copy = replace(kernel)
+    _DECODED[copy] = replace(known, steps=tuple(steps.get(at, step) for at, step in enumerate(known.steps)))
+    return copy
+
+
+def _decode_one(kernel: Kernel, index: int) -> Step | Stop:
+    instruction = kernel.instructions[index]
+    try:
+        row = lookup(instruction.mnemonic)
+        form = Form(instruction, kernel)
+        step = row.build(form)
+        form.close()
+        check_encodable(instruction, row)
+    except InterpreterError as error:
+        raise error.locate(line=instruction.line, text=instruction.text, kernel=kernel.name) from None
+    return step
+
+
+# ---- Launch ----
 
 
 @dataclass
@@ -66,8 +109,8 @@ class RunReport:
         return int(self.executed.sum())
 
     def by_class(self) -> dict[str, int]:
-        """Wave-instructions by ``instruction_class``."""
-        return self._sum(instruction_class)
+        """Wave-instructions by the class in the table of instructions."""
+        return self._sum(lambda instruction: row_of(instruction).kind)
 
     def by_mnemonic(self) -> dict[str, int]:
         """Wave-instructions by mnemonic."""

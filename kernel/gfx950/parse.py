@@ -9,20 +9,28 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 from kernel.gfx950.errors import AssemblySyntaxError, InterpreterError, UnsupportedInstructionError
+from kernel.gfx950.isa import lookup
+from kernel.gfx950.program import (
+    ACCUMULATORS,
+    EXEC,
+    M0,
+    VCC,
+    Instruction,
+    Kernel,
+    KernelArgument,
+    KernelMetadata,
+    Kind,
+    Modifier,
+    Operand,
+    Program,
+)
 
-# One operand of an instruction, and how LLVM writes it.
+# ---- Operands ----
 
-VCC = 106
-M0 = 124
-EXEC = 126
 LAST_SGPR = 101
-ACCUMULATORS = 256
-"""Accumulator register n is entry 256 + n of a wave's vector register file."""
-
 _NAMED_SCALARS = {
     "vcc": (VCC, 2),
     "vcc_lo": (VCC, 1),
@@ -32,90 +40,10 @@ _NAMED_SCALARS = {
     "exec_hi": (EXEC + 1, 1),
     "m0": (M0, 1),
 }
-_INLINE_FLOATS = (0.0, 0.5, 1.0, 2.0, 4.0)
-_INLINE_INVERSE_2PI = 0x3E22F983
-_INLINE_BITS = {
-    *(
-        struct.unpack("<I", struct.pack("<f", sign * value))[0]
-        for value in _INLINE_FLOATS[1:]
-        for sign in (1, -1)
-    ),
-    _INLINE_INVERSE_2PI,
-}
-"""Constants that the hardware has without a literal dword, besides integers from -16 to 64."""
 _REGISTER = re.compile(r"(?P<file>[vsa])(?:(?P<one>\d+)|\[(?P<first>\d+):(?P<last>\d+)\])")
 _INTEGER = re.compile(r"-?(0x[0-9a-fA-F]+|\d+)")
 _FLOAT = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
 _LABEL = re.compile(r"[.\w$]+")
-
-Kind = Literal["vector", "scalar", "integer", "float", "off", "label", "call"]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """``index`` and ``count`` are registers (accumulators follow the vector registers at 256).
-
-    ``number`` is the value of a constant. ``negate``, ``absolute`` and ``sign_extend`` are source modifiers.
-    """
-
-    kind: Kind
-    text: str
-    index: int = -1
-    count: int = 1
-    number: float = 0
-    negate: bool = False
-    absolute: bool = False
-    sign_extend: bool = False
-
-    @property
-    def is_register(self) -> bool:
-        return self.kind in ("vector", "scalar")
-
-    @property
-    def is_accumulator(self) -> bool:
-        return self.kind == "vector" and self.index >= ACCUMULATORS
-
-    @property
-    def is_constant(self) -> bool:
-        return self.kind in ("integer", "float")
-
-    @property
-    def is_inline(self) -> bool:
-        """Whether the constant is one the hardware has without a literal dword, by its value."""
-        if self.kind == "float":
-            return abs(self.number) in _INLINE_FLOATS or self.bits32() == _INLINE_INVERSE_2PI
-        return self.kind == "integer" and -16 <= self.number <= 64
-
-    @property
-    def is_inline32(self) -> bool:
-        """As ``is_inline``, by the bits that a 32-bit source sees: 0xffffffff is -1, 0x3f800000 is 1.0."""
-        if not self.is_constant:
-            return False
-        bits = self.bits32()
-        return not 64 < bits < 0xFFFFFFF0 or bits in _INLINE_BITS
-
-    @property
-    def modified(self) -> bool:
-        return self.negate or self.absolute or self.sign_extend
-
-    def bits32(self) -> int:
-        """A constant as the 32 bits an instruction of 32-bit operands sees."""
-        if self.kind == "float":
-            return int(struct.unpack("<I", struct.pack("<f", self.number))[0])
-        value = int(self.number)
-        if not -(1 << 31) <= value < 1 << 32:
-            raise UnsupportedInstructionError(f"constant {self.text} has more than 32 bits")
-        return value & 0xFFFFFFFF
-
-    def bits64(self) -> int:
-        """A constant as the 64 bits an integer instruction of 64-bit operands sees."""
-        if self.kind == "float":
-            if not self.is_inline:
-                raise UnsupportedInstructionError(f"constant {self.text}: a float literal of 64 bits")
-            return int(struct.unpack("<Q", struct.pack("<d", self.number))[0])
-        if not self.is_inline and (self.number < 0 or int(self.number) >= 1 << 31):
-            raise UnsupportedInstructionError(f"constant {self.text}: the extension of a literal to 64 bits")
-        return int(self.number) & 0xFFFFFFFFFFFFFFFF
 
 
 def parse_operand(text: str) -> Operand:
@@ -161,47 +89,7 @@ def parse_operand(text: str) -> Operand:
     raise UnsupportedInstructionError(f"operand {text!r} is of no kind that is implemented")
 
 
-# What the code object says about a kernel: sizes, register counts, which registers are set up at its start.
-#
-# Three sources, one result: the ``.amdhsa_`` directives and the ``amdhsa.kernels`` notes of assembly text,
-# and the 64-byte kernel descriptor of a code object (LLVM's AMDGPU usage guide, "Code Object Kernel
-# Descriptor").
-
-
-@dataclass(frozen=True)
-class KernelArgument:
-    """One kernel argument: ``offset`` and ``size`` in bytes within the kernarg segment."""
-
-    offset: int
-    size: int
-    value_kind: str
-
-
-@dataclass(frozen=True)
-class KernelMetadata:
-    """Sizes are bytes a workgroup (``lds_bytes``) or a lane (``scratch_bytes``)."""
-
-    name: str
-    lds_bytes: int = 0
-    scratch_bytes: int = 0
-    kernarg_bytes: int = 0
-    user_sgprs: int = 2
-    kernarg_pointer: bool = True
-    kernarg_preload_dwords: int = 0
-    kernarg_preload_offset_dwords: int = 0
-    workgroup_id: tuple[bool, bool, bool] = (True, False, False)
-    workitem_id_dimensions: int = 1
-    vgprs: int = 512
-    """Vector registers of a lane, accumulator registers included."""
-    accum_offset: int = 256
-    """Where the accumulator registers begin in the unified file: a vector register's number is below it."""
-    sgprs: int = 102
-    ieee_mode: bool = True
-    dx10_clamp: bool = True
-    arguments: tuple[KernelArgument, ...] = ()
-    notes: dict[str, int] = field(default_factory=dict)
-    """Integer entries of ``amdhsa.kernels``: ``vgpr_count``, ``agpr_count``, ``vgpr_spill_count``, ..."""
-
+# ---- Metadata ----
 
 _REQUIRED_VALUES = {
     # what the interpreter takes for granted; anything else would change results
@@ -344,7 +232,7 @@ def read_notes(lines: list[str]) -> dict[str, tuple[tuple[KernelArgument, ...], 
     return kernels
 
 
-Modifier = int | str | tuple[int, ...]
+# ---- Instructions ----
 
 _FLAGS = {"offen", "idxen", "lds", "sc0", "sc1", "nt", "clamp", "row_mirror", "row_half_mirror"}
 _VALUED = {
@@ -357,60 +245,12 @@ _ENCODINGS = ("e32", "e64", "dpp", "sdwa")
 _COUNTERS = ("vmcnt", "lgkmcnt", "expcnt")
 
 
-@dataclass(frozen=True)
-class Instruction:
-    """``mnemonic`` is without the encoding suffix (``encoding``: "e32", "e64", "dpp", "sdwa" or "").
-
-    ``line`` is the 1-based line of ``text`` in the assembly; ``address`` the byte address where the text
-    tells it. A flag modifier has the value 1, a bracketed one a tuple.
-    """
-
-    mnemonic: str
-    encoding: str
-    operands: tuple[Operand, ...]
-    modifiers: Mapping[str, Modifier]
-    line: int
-    text: str
-    address: int | None = None
-
-
-@dataclass(eq=False)
-class Kernel:
-    """One kernel's instructions in order. ``labels`` maps each label to the index of the instruction behind
-    it."""
-
-    name: str
-    instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)
-    metadata: KernelMetadata | None = None
-
-    def target(self, instruction: Instruction) -> int:
-        """Index of the instruction that a branch goes to."""
-        operand = instruction.operands[0]
-        if operand.kind == "label" and operand.text in self.labels:
-            return self.labels[operand.text]
-        if operand.kind == "integer" and instruction.address is not None:
-            distance = (int(operand.number) + 0x8000) % 0x10000 - 0x8000
-            wanted = instruction.address + 4 + 4 * distance
-            for index, other in enumerate(self.instructions):
-                if other.address == wanted:
-                    return index
-        raise AssemblySyntaxError(f"branch target {operand.text!r} is no instruction of kernel {self.name}")
-
-
-@dataclass(frozen=True)
-class Program:
-    """The kernels of one assembly text, by name."""
-
-    kernels: Mapping[str, Kernel]
-
-
 def parse_program(text: str, metadata: Mapping[str, KernelMetadata] | None = None) -> Program:
     """Every kernel of an assembly text or of a ``llvm-objdump -d`` listing.
 
     ``metadata`` adds to, and overrides, what the text itself says. Raises AssemblySyntaxError or
-    UnsupportedInstructionError with the line. That a mnemonic is implemented is checked when a kernel first
-    runs.
+    UnsupportedInstructionError with the line, the latter for a mnemonic that the table of instructions lacks.
+    Whether operands and modifiers are implemented is checked when a kernel first runs.
     """
     kernels = _Reader(text).read()
     for name, known in (metadata or {}).items():
@@ -517,14 +357,14 @@ def _read_directives(rest: Iterator[tuple[int, str]]) -> dict[str, int]:
 
 
 def parse_instruction(text: str, line: int, address: int | None = None) -> Instruction:
-    """One instruction without comments. Raises UnsupportedInstructionError on an operand or modifier not
-    known."""
+    """One instruction without comments. Raises UnsupportedInstructionError for an unknown mnemonic, operand
+    or modifier."""
     mnemonic, _, rest = text.replace("\t", " ").partition(" ")
     encoding = ""
     for suffix in _ENCODINGS:
         if mnemonic.endswith("_" + suffix):
             mnemonic, encoding = mnemonic.removesuffix("_" + suffix), suffix
-    if mnemonic == "s_waitcnt":
+    if lookup(mnemonic).kind == "wait":
         return Instruction(mnemonic, encoding, (), _wait_counts(rest), line, text, address)
     operands: list[Operand] = []
     modifiers: dict[str, Modifier] = {}

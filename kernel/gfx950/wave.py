@@ -28,7 +28,7 @@ from kernel.gfx950.errors import (
     UnsupportedInstructionError,
 )
 from kernel.gfx950.memory import Access, Machine
-from kernel.gfx950.parse import ACCUMULATORS, EXEC, M0, VCC
+from kernel.gfx950.program import ACCUMULATORS, EXEC, M0, VCC
 
 # Names of registers, and 64-bit lane masks as integers and as 64 bools.
 

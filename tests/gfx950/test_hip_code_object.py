@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from kernel.gfx950.hip.code_object import Value, decode, kernarg_segment
-from kernel.gfx950.parse import KernelArgument, KernelMetadata
+from kernel.gfx950.program import KernelArgument, KernelMetadata
 
 
 def params(*values: bytes) -> tuple[int, object]:

@@ -22,7 +22,8 @@ from kernel.gfx950 import (
     parse_program,
     run,
 )
-from kernel.gfx950.isa.decode import BUILDERS, decode
+from kernel.gfx950.isa import INSTRUCTIONS
+from kernel.gfx950.launch import decode
 from tests.gfx950 import (
     test_interpreter_lanes,
     test_interpreter_matrix,
@@ -524,4 +525,4 @@ def test_every_mnemonic_has_a_test() -> None:
     ):
         covered |= module.COVERED
     covered |= test_interpreter_lanes.COMPARE_COVERED | test_interpreter_vector.INTEGER_COVERED
-    assert set(BUILDERS) == covered
+    assert set(INSTRUCTIONS) - {"s_barrier", "s_endpgm"} == covered

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from kernel.gfx950 import InterpreterError, Kernel, RunReport, check_hazards
 from kernel.gfx950.hazards import register_use
-from kernel.gfx950.isa.decode import Stop, decode, decode_with
+from kernel.gfx950.isa.form import Stop
+from kernel.gfx950.launch import decode, decode_with
 from kernel.gfx950.wave import Wave
 from tests.gfx950.row_launches import WrongIdsError, WrongPagesError
 from tests.mutation import equivalents

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950 import HazardError, Instruction, Kernel, UndefinedReadError, check_hazards
-from kernel.gfx950.hazards import Register, register_use
-from kernel.gfx950.isa.decode import Stop, decode, decode_with
-from kernel.gfx950.isa.form import Step
-from kernel.gfx950.parse import EXEC
+from kernel.gfx950.hazards import Register, register_use, successors
+from kernel.gfx950.isa import row_of
+from kernel.gfx950.isa.form import Step, Stop
+from kernel.gfx950.launch import decode, decode_with
+from kernel.gfx950.program import EXEC
 from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave
 from tests.mutation.launch import Launch
 from tests.mutation.mutants import NOP_SHORTENED, Mutant, mutated
@@ -32,12 +33,9 @@ from tests.mutation.mutants import NOP_SHORTENED, Mutant, mutated
 # store or an address in LDS, the run ends with an UndefinedReadError: the result is used. A run that ends
 # well would have written the same bytes by the same path with any other result.
 
-_LENIENT = ("s_add", "s_sub", "s_min", "s_max", "s_mul", "s_lsh", "s_ashr", "s_cmp", "s_load", "buffer_load",
-            "global_load", "ds_read")  # fmt: skip
+_LENIENT = ("salu", "smem", "vmem_load", "lds_read")
 """What only computes, or reads memory: from undefined values comes an undefined result."""
-_SETS_SCC = ("s_add", "s_sub", "s_min", "s_max", "s_lsh", "s_ashr", "s_cmp", "s_and", "s_or", "s_xor",
-             "s_not", "s_bfe", "s_nor", "s_nand", "s_xnor")  # fmt: skip
-_POISONABLE = ("v_", "s_mov", "s_cselect", "ds_write", *_LENIENT, *_SETS_SCC)
+_POISONABLE = ("valu", "mfma", "lds_write", *_LENIENT)
 _EVERY_LANE = np.ones(64, np.bool_)
 
 Lanes = npt.NDArray[np.bool_]
@@ -45,16 +43,13 @@ Lanes = npt.NDArray[np.bool_]
 
 def can_be_poisoned(instruction: Instruction) -> bool:
     """Whether all that an instruction does is its result: in registers, scc or bytes of LDS."""
-    return (
-        instruction.mnemonic.startswith(_POISONABLE)
-        and ("s", EXEC) not in register_use(instruction).writes
-        and "lds" not in instruction.modifiers
-    )
+    row, written = row_of(instruction), register_use(instruction).writes
+    has_result = bool(written) or row.sets_scc or row.kind == "lds_write"
+    return row.kind in _POISONABLE and has_result and not _writes_exec(instruction)
 
 
-def sets_scc(instruction: Instruction) -> bool:
-    """Whether an instruction writes scc too."""
-    return instruction.mnemonic.startswith(_SETS_SCC)
+def _writes_exec(instruction: Instruction) -> bool:
+    return ("s", EXEC) in register_use(instruction).writes
 
 
 def poisoned(kernel: Kernel, index: int) -> Kernel:
@@ -63,12 +58,12 @@ def poisoned(kernel: Kernel, index: int) -> Kernel:
     for at, (instruction, step) in enumerate(zip(kernel.instructions, decode(kernel).steps, strict=True)):
         if isinstance(step, Stop):
             continue
-        name = instruction.mnemonic
-        if name.startswith("ds_write"):
+        kind = row_of(instruction).kind
+        if kind == "lds_write":
             step = steps[at] = _undefined_to_lds(instruction, step)
-        elif name.startswith("v_mfma"):
+        elif kind == "mfma":
             step = steps[at] = _undefined_to_tile(instruction, step)
-        elif name.startswith(_LENIENT):
+        elif kind in _LENIENT and not _writes_exec(instruction):
             step = steps[at] = _undefined_to_all(instruction, step)
         if at == index:
             steps[at] = _poisoning(instruction, step)
@@ -85,13 +80,14 @@ def _poisoning(instruction: Instruction, step: Step) -> Step:
 
 
 def _poison_results(wave: Wave, instruction: Instruction) -> None:
-    if instruction.mnemonic.startswith("ds_write"):
+    row = row_of(instruction)
+    if row.kind == "lds_write":
         granules = wave.counters.lds[-1].lds_granules
         if granules is not None:
             wave.lds.defined[granules] = False
-    if sets_scc(instruction):
+    if row.sets_scc:
         wave.set_scc(None)
-    lanes = _EVERY_LANE if instruction.mnemonic.startswith(("v_mfma", "v_permlane")) else wave.lanes
+    lanes = _EVERY_LANE if row.kind == "mfma" or row.hazard == "lane swap" else wave.lanes
     for register in register_use(instruction).writes:
         _poison_register(wave, register, lanes)
 
@@ -262,7 +258,7 @@ def _products(launch: Launch, kernel: Kernel) -> list[_Product]:
     found: list[_Product] = []
     steps: dict[int, Step] = {}
     for at, (instruction, step) in enumerate(zip(kernel.instructions, decode(kernel).steps, strict=True)):
-        if instruction.mnemonic.startswith("v_mfma") and not isinstance(step, Stop):
+        if row_of(instruction).kind == "mfma" and not isinstance(step, Stop):
             steps[at] = _recording(at, instruction, step, found)
     launch.run(decode_with(kernel, steps))
     return found
@@ -281,18 +277,6 @@ def _recording(at: int, instruction: Instruction, step: Step, found: list[_Produ
         step(wave)
 
     return multiply
-
-
-# The control flow of a kernel, for analyses over every path.
-
-
-def successors(kernel: Kernel, at: int) -> Iterator[int]:
-    """Where a wave may be after an instruction."""
-    instruction = kernel.instructions[at]
-    if instruction.mnemonic.startswith(("s_branch", "s_cbranch")):
-        yield kernel.target(instruction)
-    if instruction.mnemonic not in ("s_branch", "s_endpgm"):
-        yield at + 1
 
 
 # Proof that an instruction writes what its registers hold already, on every path.
@@ -366,6 +350,9 @@ def _facts(instruction: Instruction) -> Iterator[Fact]:
 # accepts needs no other wait.
 
 _SCALAR_LOAD, _LDS, _VECTOR = "scalar load", "LDS", "vector memory"
+_COUNTERS = {
+    "smem": _SCALAR_LOAD, "lds_read": _LDS, "lds_write": _LDS, "vmem_load": _VECTOR, "vmem_store": _VECTOR,
+}  # fmt: skip
 _BARRIER = "the barrier"
 
 InFlight = dict[tuple[str, Register | str], int]
@@ -405,18 +392,13 @@ def missing_waits(kernel: Kernel) -> list[MissingWait]:
 
 
 def _counter(instruction: Instruction) -> str | None:
-    name = instruction.mnemonic
-    if name.startswith("s_load"):
-        return _SCALAR_LOAD
-    if name.startswith("ds_"):
-        return _LDS
-    return _VECTOR if name.startswith(("global_", "buffer_", "scratch_")) else None
+    return _COUNTERS.get(row_of(instruction).kind)
 
 
 def _touched(instruction: Instruction, in_flight: InFlight) -> Register | str | None:
     use = register_use(instruction)
     touched: set[Register | str] = {*use.reads, *use.writes}
-    if instruction.mnemonic == "s_barrier":
+    if row_of(instruction).kind == "barrier":
         touched.add(_BARRIER)
     # Vector memory loads write in order, so one may load what an earlier one is still to write.
     in_order: frozenset[Register] = frozenset()
@@ -433,7 +415,7 @@ def _touched(instruction: Instruction, in_flight: InFlight) -> Register | str | 
 
 
 def _after(instruction: Instruction, before: InFlight) -> InFlight:
-    if instruction.mnemonic == "s_waitcnt":
+    if row_of(instruction).kind == "wait":
         return {key: younger for key, younger in before.items() if not _covered(instruction, key[0], younger)}
     counter = _counter(instruction)
     if counter is None:
@@ -483,7 +465,7 @@ def proof(kernel: Kernel, mutant: Mutant) -> str:
         except HazardError:
             return ""
         return "enough wait states on every path"
-    if kernel.instructions[mutant.index].mnemonic == "s_waitcnt" and not missing_waits(
+    if row_of(kernel.instructions[mutant.index]).kind == "wait" and not missing_waits(
         mutated(kernel, mutant)
     ):
         return "another wait covers it on every path"
@@ -495,8 +477,10 @@ def proof(kernel: Kernel, mutant: Mutant) -> str:
 def has_no_use(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> bool:
     """Whether nothing in the launches depends on what the changed instruction writes."""
     old, new = kernel.instructions[mutant.index], mutated(kernel, mutant).instructions[mutant.index]
-    same_place = register_use(new).writes <= register_use(old).writes and sets_scc(new) <= sets_scc(old)
-    if old.mnemonic.startswith("ds_write"):
+    same_place = (
+        register_use(new).writes <= register_use(old).writes and row_of(new).sets_scc <= row_of(old).sets_scc
+    )
+    if row_of(old).kind == "lds_write":
         same_place = mutant.operator == "deleted"
     if not same_place or not can_be_poisoned(old):
         return False
@@ -511,9 +495,9 @@ def has_no_use(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> bo
 
 def is_hidden(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> bool:
     """Whether the changed instruction computes, and all that comes of it loses every max."""
-    name = kernel.instructions[mutant.index].mnemonic
-    computes = name.startswith("v_") and not name.startswith("v_cmp")
-    multiplies = any(one.mnemonic.startswith("v_mfma") for one in kernel.instructions)
+    changed = kernel.instructions[mutant.index]
+    computes = row_of(changed).kind in ("valu", "mfma") and not changed.mnemonic.startswith("v_cmp")
+    multiplies = any(row_of(one).kind == "mfma" for one in kernel.instructions)
     return computes and multiplies and changes_hidden_products_only(kernel, mutant, launches)
 
 

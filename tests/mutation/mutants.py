@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernel.gfx950 import Instruction, Kernel
-from kernel.gfx950.isa.decode import decode_like
+from kernel.gfx950.launch import decode_like
 from kernel.gfx950.parse import parse_instruction
 
 # Mistakes in what moves or counts across lanes: another lane is read, another half is counted.

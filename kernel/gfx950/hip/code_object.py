@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import TypeAlias, cast
 
 from kernel.errors import DeviceUnavailableError, IndexerError
-from kernel.gfx950.parse import KernelArgument, KernelMetadata, from_descriptor
+from kernel.gfx950.parse import from_descriptor
+from kernel.gfx950.program import KernelArgument, KernelMetadata
 
 # The part of MessagePack that code objects use for their metadata.
 

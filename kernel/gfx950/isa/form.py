@@ -7,18 +7,28 @@ operand or modifier is ever silently ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950.errors import UndefinedReadError, UnsupportedInstructionError
-from kernel.gfx950.parse import ACCUMULATORS, EXEC, Instruction, Kernel, Operand
+from kernel.gfx950.program import ACCUMULATORS, EXEC, Instruction, Kernel, Operand
 from kernel.gfx950.wave import LaneMask, Wave, scalar_name, vector_name
 
 Step = Callable[[Wave], None]
 """One decoded instruction: reads and changes the wave."""
-Builder = Callable[["Form"], Step]
+
+
+class Stop(Enum):
+    """Where a wave stops: at a barrier until all waves of the workgroup have come, or at its end."""
+
+    BARRIER = "s_barrier"
+    END = "s_endpgm"
+
+
+Builder = Callable[["Form"], Step | Stop]
 
 Value = Any
 """64 lanes as a numpy array, or one numpy scalar where all lanes agree."""

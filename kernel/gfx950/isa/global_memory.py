@@ -3,17 +3,20 @@ them all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950.errors import MissingWaitError, OutOfBoundsError, UnsupportedInstructionError
+from kernel.gfx950.isa import table
 from kernel.gfx950.isa.form import Builder, Form, IntegerSource, Step
 from kernel.gfx950.isa.lds import scatter
+from kernel.gfx950.isa.table import Row, Rule
 from kernel.gfx950.memory import Request
-from kernel.gfx950.parse import M0, Operand
+from kernel.gfx950.program import M0, Operand
 from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave
 
 # Where a vector memory instruction goes: buffer and global addresses of its active lanes.
@@ -279,21 +282,7 @@ def _global_dma(form: Form) -> Step:
     return _dma(form, find, _size(form), int(offset) if isinstance(offset, int) else 0)
 
 
-def _builders() -> dict[str, Builder]:
-    loads = ("dword", "dwordx2", "dwordx3", "dwordx4", "ubyte", "sbyte", "ushort", "sshort")
-    stores = ("dword", "dwordx2", "dwordx3", "dwordx4", "byte", "short")
-    found: dict[str, Builder] = {}
-    for head, builder in (("buffer", _buffer), ("global", _global)):
-        found |= {f"{head}_load_{width}": builder for width in loads}
-        found |= {f"{head}_store_{width}": builder for width in stores}
-    found |= {f"global_load_lds_{width}": _global_dma for width in ("dword", "dwordx3", "dwordx4")}
-    return found
-
-
-BUILDERS = _builders()
-
-
-# Scratch: private memory of a lane, mostly spilled registers. ``vmcnt`` counts its loads and stores.
+# ---- Scratch: private memory of a lane, mostly spilled registers ----
 
 _DWORDS = {"dword": 1, "dwordx2": 2, "dwordx3": 3, "dwordx4": 4}
 
@@ -348,12 +337,7 @@ def _scratch(form: Form) -> Step:
     return store if stores else load
 
 
-SCRATCH_BUILDERS: dict[str, Builder] = {
-    f"scratch_{what}_{width}": _scratch for what in ("load", "store") for width in _DWORDS
-}
-
-
-# Scalar loads. They return in any order, so only ``lgkmcnt(0)`` covers one.
+# ---- Scalar loads. They return in any order, so only ``lgkmcnt(0)`` covers one ----
 
 _SCALAR_MEMORY_DWORDS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
 _ONE_LANE = np.zeros(1, np.intp)
@@ -415,8 +399,43 @@ def _scalar_memory_buffer(wave: Wave, register: int) -> tuple[int, int]:
     return base & 0xFFFFFFFFFFFF, wave.scalar(register + 2)
 
 
-SCALAR_MEMORY_BUILDERS: dict[str, Builder] = {
-    f"{head}_{width}": _scalar_memory_load
-    for head in ("s_load", "s_buffer_load")
-    for width in _SCALAR_MEMORY_DWORDS
-}
+# ---- The table's rows ----
+
+_row = partial(
+    Row,
+    keeps=False,
+    writes_exec=False,
+    sets_scc=False,
+    falls_through=True,
+    suffixes=(),
+    wide=(),
+    hazard="none",
+)
+_load_row = partial(_row, kind="vmem_load", destinations=1)
+_store_row = partial(_row, kind="vmem_store", destinations=0)
+
+
+def _rows() -> Iterator[Row]:
+    families: tuple[tuple[str, Builder, Rule], ...] = (
+        ("buffer", _buffer, table.buffer), ("global", _global, table.flat)
+    )  # fmt: skip
+    for head, build, rule in families:
+        for width in ("dword", "dwordx2", "dwordx3", "dwordx4", "ubyte", "sbyte", "ushort", "sshort"):
+            yield _load_row(f"{head}_load_{width}", build=build, rule=rule, lane_bytes=_BYTES[width])
+        for width in ("dword", "dwordx2", "dwordx3", "dwordx4", "byte", "short"):
+            yield _store_row(f"{head}_store_{width}", build=build, rule=rule, lane_bytes=_BYTES[width])
+    for width in ("dword", "dwordx3", "dwordx4"):
+        dma = partial(_load_row, build=_global_dma, destinations=0, rule=table.flat)
+        yield dma(f"global_load_lds_{width}", lane_bytes=_BYTES[width])
+    for width, dwords in _DWORDS.items():
+        private = partial(_row, build=_scratch, rule=table.scratch, lane_bytes=4 * dwords)
+        yield private(f"scratch_load_{width}", kind="vmem_load", destinations=1)
+        yield private(f"scratch_store_{width}", kind="vmem_store", destinations=0)
+    for head, low in (("s_load", -(1 << 20)), ("s_buffer_load", 0)):
+        for width in _SCALAR_MEMORY_DWORDS:
+            rule = partial(table.scalar_load, low=low)
+            scalar = partial(_row, build=_scalar_memory_load, kind="smem", destinations=1, lane_bytes=0)
+            yield scalar(f"{head}_{width}", rule=rule)
+
+
+ROWS = tuple(_rows())

@@ -3,15 +3,18 @@ masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.isa.form import Builder, Form, Step, TypeLetter, Value, ValueSource, sdwa_source, write32
-from kernel.gfx950.isa.vector import count_ones
-from kernel.gfx950.parse import EXEC, VCC, Operand
+from kernel.gfx950.isa import table
+from kernel.gfx950.isa.form import Form, Step, TypeLetter, Value, ValueSource, sdwa_source, write32
+from kernel.gfx950.isa.table import Row
+from kernel.gfx950.isa.vector import LONG_ONLY, count_ones, row
+from kernel.gfx950.program import EXEC, VCC, Operand
 from kernel.gfx950.wave import LaneMask, Wave, vector_name
 
 _FALSE, _TRUE = np.zeros(64, np.bool_), np.ones(64, np.bool_)
@@ -183,23 +186,9 @@ def _wide_multiply_add(form: Form) -> Step:
     return step
 
 
-def _builders() -> dict[str, Builder]:
-    found: dict[str, Builder] = {}
-    for kind, letter in _KINDS.items():
-        for name in _FLOAT if letter == "f" else _INTEGER:
-            found[f"v_cmp_{name}_{kind}"] = found[f"v_cmpx_{name}_{kind}"] = _compare
-    for name in ("add", "sub", "subrev", "addc", "subb", "subbrev"):
-        found[f"v_{name}_co_u32"] = _carry
-    found["v_cndmask_b32"] = _select
-    found["v_mad_u64_u32"] = found["v_mad_i64_i32"] = _wide_multiply_add
-    return found
-
-
-BUILDERS = _builders()
-
-
-# Vector instructions that move values between lanes or between register files. Undefined values may be
-# moved.
+# ---- Values moved between lanes or between register files ----
+#
+# Undefined values may be moved.
 
 _LANES = np.arange(64)
 _EVERY_LANE = np.ones(64, np.bool_)
@@ -270,8 +259,8 @@ def _permlane_swap(form: Form) -> Step:
         held = rows[0][upper]
         rows[0][upper] = rows[1][lower]
         rows[1][lower] = held
-        for register, row in zip((first, second), rows, strict=True):
-            wave.move(register, wave.u32[register].copy(), row, _EVERY_LANE)
+        for register, defined in zip((first, second), rows, strict=True):
+            wave.move(register, wave.u32[register].copy(), defined, _EVERY_LANE)
 
     return step
 
@@ -319,19 +308,40 @@ def _count_below(form: Form) -> Step:
     return lambda wave: put(wave, count_ones(mask(wave) & below) + base(wave))
 
 
-_PERMUTES: dict[str, Callable[[Form], Step]] = {
-    "v_permlane32_swap_b32": _permlane_swap,
-    "v_permlane16_swap_b32": _permlane_swap,
-}
-CROSSLANE_BUILDERS: dict[str, Builder] = {
-    **_PERMUTES,
-    "v_readfirstlane_b32": _read_lane,
-    "v_readlane_b32": _read_lane,
-    "v_writelane_b32": _write_lane,
-    "v_swap_b32": _swap,
-    "v_accvgpr_read_b32": _accumulator_move,
-    "v_accvgpr_write_b32": _accumulator_move,
-    "v_accvgpr_mov_b32": _accumulator_move,
-    "v_mbcnt_lo_u32_b32": _count_below,
-    "v_mbcnt_hi_u32_b32": _count_below,
-}
+# ---- The table's rows ----
+
+
+def _rows() -> Iterator[Row]:
+    for kind, letter in _KINDS.items():
+        wide = (0, 1) if letter in ("U", "I") else ()
+        suffixes = ("e32", "e64") if wide else ("e32", "e64", "sdwa")
+        for name in _FLOAT if letter == "f" else _INTEGER:
+            compare = partial(row, build=_compare, wide=wide, suffixes=suffixes)
+            yield compare(f"v_cmp_{name}_{kind}")
+            yield compare(f"v_cmpx_{name}_{kind}", writes_exec=True)
+    reads_mask = partial(table.vector, reads_mask=True)
+    for name in ("add", "sub", "subrev"):
+        yield row(f"v_{name}_co_u32", build=_carry, destinations=2)
+    for name in ("addc", "subb", "subbrev"):
+        yield row(f"v_{name}_co_u32", build=_carry, destinations=2, rule=reads_mask)
+    yield row("v_cndmask_b32", build=_select, rule=reads_mask)
+    for name in ("v_mad_u64_u32", "v_mad_i64_i32"):
+        yield row(name, build=_wide_multiply_add, destinations=2, suffixes=LONG_ONLY, wide=(2,))
+    for name in ("v_mbcnt_lo_u32_b32", "v_mbcnt_hi_u32_b32"):
+        yield row(name, build=_count_below, suffixes=LONG_ONLY)
+    for name in ("v_accvgpr_read_b32", "v_accvgpr_write_b32"):
+        yield row(name, build=_accumulator_move, suffixes=LONG_ONLY)
+    for name in ("v_permlane32_swap_b32", "v_permlane16_swap_b32"):
+        swap = partial(row, build=_permlane_swap, destinations=2, keeps=True)
+        yield swap(name, suffixes=("e32", "e64"), hazard="lane swap")
+    short_only = partial(row, suffixes=("e32",))
+    yield short_only("v_accvgpr_mov_b32", build=_accumulator_move, rule=table.unrestricted)
+    yield short_only("v_swap_b32", build=_swap, destinations=2, keeps=True, rule=table.unrestricted)
+    for name in ("v_readfirstlane_b32", "v_readlane_b32"):
+        yield short_only(name, build=_read_lane, rule=table.lane_read, hazard="lane read")
+    yield short_only(
+        "v_writelane_b32", build=_write_lane, keeps=True, rule=table.lane_write, hazard="lane write"
+    )
+
+
+ROWS = tuple(_rows())

@@ -7,12 +7,16 @@ registers are refused, and LDS bytes are ordered by the race rules.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950.errors import RaceError, UnsupportedInstructionError
-from kernel.gfx950.isa.form import Builder, Form, Step
+from kernel.gfx950.isa import table
+from kernel.gfx950.isa.form import Form, Step
+from kernel.gfx950.isa.table import Row
 from kernel.gfx950.wave import Flight, Wave
 
 # LDS bank conflicts counted from the addresses of an access.
@@ -226,18 +230,25 @@ def _permute(form: Form) -> Step:
     return step
 
 
-def _builders() -> dict[str, Builder]:
-    found: dict[str, Builder] = {}
+_row = partial(
+    Row, destinations=0, keeps=False, writes_exec=False, sets_scc=False, falls_through=True, suffixes=(),
+    rule=table.lds, wide=(), hazard="none",
+)  # fmt: skip
+_read_row = partial(_row, build=_read, kind="lds_read", destinations=1)
+_write_row = partial(_row, build=_write, kind="lds_write")
+
+
+def _rows() -> Iterator[Row]:
     for width in ("b32", "b64", "b96", "b128", "u8", "u16"):
-        found[f"ds_read_{width}"] = _read
+        yield _read_row(f"ds_read_{width}", lane_bytes=_BYTES[width])
     for width in ("b32", "b64", "b96", "b128", "b8", "b16"):
-        found[f"ds_write_{width}"] = _write
+        yield _write_row(f"ds_write_{width}", lane_bytes=_BYTES[width])
     for pair in ("2", "2st64"):
         for width in ("b32", "b64"):
-            found[f"ds_read{pair}_{width}"] = _read
-            found[f"ds_write{pair}_{width}"] = _write
-    found["ds_bpermute_b32"] = found["ds_permute_b32"] = _permute
-    return found
+            yield _read_row(f"ds_read{pair}_{width}", lane_bytes=2 * _BYTES[width])
+            yield _write_row(f"ds_write{pair}_{width}", lane_bytes=2 * _BYTES[width])
+    for name in ("ds_bpermute_b32", "ds_permute_b32"):
+        yield _read_row(name, build=_permute, lane_bytes=0)
 
 
-BUILDERS = _builders()
+ROWS = tuple(_rows())

@@ -14,6 +14,7 @@ precision.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -22,8 +23,8 @@ import numpy.typing as npt
 
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.isa import vector as ieee
-from kernel.gfx950.isa.form import SIGN32, Builder, Form, Step, Value, ValueSource, write32
-from kernel.gfx950.parse import Operand
+from kernel.gfx950.isa.form import SIGN32, Form, Step, Value, ValueSource, write32
+from kernel.gfx950.program import Operand
 from kernel.gfx950.wave import DEFINED, Wave
 
 _FORMATS: dict[int, Any] = {0: ml_dtypes.float8_e4m3fn, 1: ml_dtypes.float8_e5m2}
@@ -111,11 +112,7 @@ def _matrix_multiply(form: Form) -> Step:
     return step
 
 
-BUILDERS: dict[str, Builder] = {"v_mfma_f32_16x16x128_f8f6f4": _matrix_multiply}
-
-
-# Packed instructions: two single-precision values in a register pair, or two 16-bit integers in one
-# register.
+# ---- Packed instructions: two floats in a register pair, or two 16-bit integers in one register ----
 
 _FLOAT: dict[str, Callable[..., Value]] = {
     "v_pk_add_f32": lambda a, b: ieee.quiet(a + b),
@@ -209,8 +206,12 @@ def _half_pair(form: Form) -> Step:
     return lambda wave: put(wave, function(split(first(wave)), split(second(wave))).view(np.uint32))
 
 
-PACKED_BUILDERS: dict[str, Builder] = {
-    **dict.fromkeys(_FLOAT, _float_pair),
-    **dict.fromkeys(_HALF, _half_pair),
-    "v_pk_mov_b32": _move_pair,
-}
+# ---- The table's rows ----
+
+_packed = partial(ieee.row, suffixes=ieee.LONG_ONLY)
+ROWS = (
+    *(_packed(name, build=_float_pair) for name in _FLOAT),
+    *(_packed(name, build=_half_pair) for name in _HALF),
+    _packed("v_pk_mov_b32", build=_move_pair),
+    _packed("v_mfma_f32_16x16x128_f8f6f4", build=_matrix_multiply, kind="mfma", hazard="matrix of 8 passes"),
+)

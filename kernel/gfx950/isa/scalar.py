@@ -8,11 +8,14 @@ or its own.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from kernel.gfx950.errors import UnsupportedInstructionError
-from kernel.gfx950.isa.form import Builder, Form, IntegerSource, Step
-from kernel.gfx950.parse import EXEC, VCC, Operand
+from kernel.gfx950.isa import table
+from kernel.gfx950.isa.form import Form, IntegerSource, Step, Stop
+from kernel.gfx950.isa.table import Row
+from kernel.gfx950.program import EXEC, VCC, Operand
 from kernel.gfx950.wave import Wave
 
 WORD, QUAD = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -275,23 +278,7 @@ def _no_effect(form: Form) -> Step:
     return lambda _wave: None
 
 
-def _builders() -> dict[str, Builder]:
-    found: dict[str, Builder] = dict.fromkeys(_PLAIN, _plain)
-    found |= dict.fromkeys(_WITH_SCC, _with_scc)
-    found |= {f"s_cmp_{name}_{kind}": _compare for name in _COMPARE for kind in ("i32", "u32")}
-    found |= {f"s_cmp_{name}_u64": _compare for name in ("eq", "lg")}
-    found |= {f"s_cmpk_{name}_{kind}": _compare_constant for name in _COMPARE for kind in ("i32", "u32")}
-    found |= dict.fromkeys(("s_movk_i32", "s_addk_i32", "s_mulk_i32"), _constant16)
-    found |= {f"s_bitcmp{bit}_b{width}": _bit_compare for bit in (0, 1) for width in (32, 64)}
-    found |= {f"s_bitset{bit}_b{width}": _bit_set for bit in (0, 1) for width in (32, 64)}
-    found |= dict.fromkeys(("s_nop", "s_sleep", "s_setprio"), _no_effect)
-    return found
-
-
-BUILDERS = _builders()
-
-
-# Scalar logic, moves, exec and branches: what handles lane masks.
+# ---- Lane masks, exec and branches ----
 #
 # Undefined bits are carried, bit by bit, since compiled code masks undefined lanes away; they raise in exec
 # and where they would decide a branch.
@@ -444,14 +431,69 @@ def _branch(form: Form) -> Step:
     }[form.mnemonic]
 
 
-def _lane_masks_builders() -> dict[str, Builder]:
-    found: dict[str, Builder] = {f"s_{name}_b{width}": _logic for name in _LOGIC for width in (32, 64)}
-    found |= {f"s_{name}_saveexec_b64": _save_exec for name in _LOGIC}
-    found |= {f"s_mov_b{width}": _move for width in (32, 64)}
-    found |= {f"s_{name}_b{width}": _conditional_move for name in ("cselect", "cmov") for width in (32, 64)}
-    branches = ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz")
-    found |= dict.fromkeys(("s_branch", *(f"s_cbranch_{name}" for name in branches)), _branch)
-    return found
+def _wait(form: Form) -> Step:
+    vector_memory_left = form.number("vmcnt", 63)
+    lgkm_left = form.number("lgkmcnt", 15)
+    form.number("expcnt", 7)  # exports; there are none in a compute kernel
+
+    def step(wave: Wave) -> None:
+        # at its highest value a counter is not waited for
+        if vector_memory_left < 63:
+            wave.counters.wait_vector_memory(vector_memory_left)
+        if lgkm_left < 15:
+            wave.counters.wait_lgkm(lgkm_left)
+
+    return step
 
 
-LANE_MASKS_BUILDERS = _lane_masks_builders()
+# ---- The table's rows ----
+
+_row = partial(
+    Row, kind="salu", destinations=1, keeps=False, writes_exec=False, sets_scc=False, falls_through=True,
+    suffixes=(), rule=table.scalar, wide=(), lane_bytes=0, hazard="none",
+)  # fmt: skip
+_control = partial(_row, destinations=0)
+
+
+def _wide(letters: str) -> tuple[int, ...]:
+    return tuple(at for at, letter in enumerate(letters) if letter == "q")
+
+
+def _rows() -> Iterator[Row]:
+    for name, (widths, _, _, sets_scc) in _PLAIN.items():
+        yield _row(name, build=_plain, sets_scc=sets_scc, wide=_wide(widths))
+    for name in _WITH_SCC:
+        yield _row(name, build=_with_scc, sets_scc=True)
+    for name in _COMPARE:
+        for kind in ("i32", "u32"):
+            rule = partial(table.scalar_compare_constant, unsigned=kind == "u32")
+            yield _control(f"s_cmp_{name}_{kind}", build=_compare, sets_scc=True)
+            yield _control(f"s_cmpk_{name}_{kind}", build=_compare_constant, sets_scc=True, rule=rule)
+    for name in ("eq", "lg"):
+        yield _control(f"s_cmp_{name}_u64", build=_compare, sets_scc=True, wide=(0, 1))
+    yield _row("s_movk_i32", build=_constant16)
+    yield _row("s_mulk_i32", build=_constant16, keeps=True)
+    yield _row("s_addk_i32", build=_constant16, keeps=True, sets_scc=True)
+    for size, first, both in ((32, (), ()), (64, (0,), (0, 1))):
+        for bit in (0, 1):
+            yield _control(f"s_bitcmp{bit}_b{size}", build=_bit_compare, sets_scc=True, wide=first)
+            yield _row(f"s_bitset{bit}_b{size}", build=_bit_set, keeps=True)
+        for name in _LOGIC:
+            yield _row(f"s_{name}_b{size}", build=_logic, sets_scc=True, wide=both)
+        yield _row(f"s_mov_b{size}", build=_move, wide=first)
+        yield _row(f"s_cselect_b{size}", build=_conditional_move, wide=both)
+        yield _row(f"s_cmov_b{size}", build=_conditional_move, keeps=True, wide=first)
+    for name in _LOGIC:
+        yield _row(f"s_{name}_saveexec_b64", build=_save_exec, writes_exec=True, sets_scc=True, wide=(0,))
+    yield _control("s_branch", build=_branch, kind="branch", falls_through=False)
+    for name in ("scc0", "scc1", "vccz", "vccnz", "execz", "execnz"):
+        yield _control(f"s_cbranch_{name}", build=_branch, kind="branch")
+    yield _control("s_waitcnt", build=_wait, kind="wait")
+    yield _control("s_barrier", build=lambda _form: Stop.BARRIER, kind="barrier")
+    yield _control("s_endpgm", build=lambda _form: Stop.END, falls_through=False)
+    yield _control("s_nop", build=_no_effect, kind="nop")
+    for name in ("s_sleep", "s_setprio"):
+        yield _control(name, build=_no_effect)
+
+
+ROWS = tuple(_rows())

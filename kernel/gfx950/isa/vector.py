@@ -6,16 +6,17 @@ SDWA, float source modifiers and clamp are handled here once, for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from kernel.gfx950.errors import UnsupportedInstructionError
+from kernel.gfx950.isa import table
 from kernel.gfx950.isa.form import (
-    Builder,
     Form,
     Step,
     TypeLetter,
@@ -25,6 +26,7 @@ from kernel.gfx950.isa.form import (
     write32,
     write64,
 )
+from kernel.gfx950.isa.table import Hazard, Row
 
 # Integer and bit operations of the vector ALU on 64 lanes: uint32 arrays (or numpy scalars) in and out.
 
@@ -260,7 +262,8 @@ class Operation:
     function: Callable[..., Value]
 
 
-_UINT = {
+# Operations with a short encoding, and with dpp and sdwa.
+_SHORT = {
     "v_mov_b32": Operation("u", "u", lambda a: a),
     "v_not_b32": Operation("u", "u", lambda a: ~a),
     "v_and_b32": Operation("uu", "u", lambda a, b: a & b),
@@ -270,19 +273,61 @@ _UINT = {
     "v_add_u32": Operation("uu", "u", lambda a, b: a + b),
     "v_sub_u32": Operation("uu", "u", lambda a, b: a - b),
     "v_subrev_u32": Operation("uu", "u", lambda a, b: b - a),
+    "v_mul_u32_u24": Operation("uu", "u", lambda a, b: (a & _24) * (b & _24)),
+    "v_mul_hi_u32_u24": Operation("uu", "u", lambda a, b: multiply_high(a & _24, b & _24)),
+    "v_min_u32": Operation("uu", "u", np.minimum),
+    "v_max_u32": Operation("uu", "u", np.maximum),
+    "v_lshlrev_b32": Operation("uu", "u", lambda a, b: b << (a & _31)),
+    "v_lshrrev_b32": Operation("uu", "u", lambda a, b: b >> (a & _31)),
+    "v_bfrev_b32": Operation("u", "u", reverse_bits),
+    "v_ffbh_u32": Operation("u", "u", leading_zeros),
+    "v_ffbl_b32": Operation("u", "u", trailing_zeros),
+    "v_ashrrev_i32": Operation("ui", "i", lambda a, b: b >> (a & _31).astype(np.int32)),
+    "v_min_i32": Operation("ii", "i", np.minimum),
+    "v_max_i32": Operation("ii", "i", np.maximum),
+    "v_mul_i32_i24": Operation("uu", "i", multiply_signed24),
+    "v_add_f32": Operation("ff", "f", lambda a, b: quiet(a + b)),
+    "v_sub_f32": Operation("ff", "f", lambda a, b: quiet(a - b)),
+    "v_subrev_f32": Operation("ff", "f", lambda a, b: quiet(b - a)),
+    "v_mul_f32": Operation("ff", "f", lambda a, b: quiet(a * b)),
+    "v_max_f32": Operation("ff", "f", maximum),
+    "v_min_f32": Operation("ff", "f", minimum),
+    "v_trunc_f32": Operation("f", "f", lambda a: quiet(np.trunc(a))),
+    "v_floor_f32": Operation("f", "f", lambda a: quiet(np.floor(a))),
+    "v_ceil_f32": Operation("f", "f", lambda a: quiet(np.ceil(a))),
+    "v_rndne_f32": Operation("f", "f", lambda a: quiet(np.rint(a))),
+    "v_cvt_f32_u32": Operation("u", "f", lambda a: np.asarray(a).astype(np.float32)),
+    "v_cvt_f32_i32": Operation("i", "f", lambda a: np.asarray(a).astype(np.float32)),
+    "v_cvt_u32_f32": Operation("f", "u", to_unsigned),
+    "v_cvt_i32_f32": Operation("f", "i", to_signed),
+    "v_cvt_f32_ubyte0": Operation("u", "f", lambda a: np.asarray(a & U32(255)).astype(np.float32)),
+    "v_cvt_f32_ubyte1": Operation("u", "f", lambda a: np.asarray(a >> U32(8) & U32(255)).astype(np.float32)),
+    "v_cvt_f32_ubyte2": Operation("u", "f", lambda a: np.asarray(a >> U32(16) & U32(255)).astype(np.float32)),
+    "v_cvt_f32_ubyte3": Operation("u", "f", lambda a: np.asarray(a >> U32(24)).astype(np.float32)),
+    "v_cvt_f32_f16": Operation("h", "f", lambda a: quiet(np.asarray(a).view(np.float16).astype(np.float32))),
+    "v_cvt_f16_f32": Operation("f", "u", lambda a: half_result(np.asarray(quiet(a)).astype(np.float16))),
+    "v_add_u16": Operation("hh", "h", lambda a, b: a + b),
+    "v_sub_u16": Operation("hh", "h", lambda a, b: a - b),
+    "v_subrev_u16": Operation("hh", "h", lambda a, b: b - a),
+    "v_mul_lo_u16": Operation("hh", "h", lambda a, b: a * b),
+    "v_min_u16": Operation("hh", "h", np.minimum),
+    "v_max_u16": Operation("hh", "h", np.maximum),
+    "v_min_i16": Operation("kk", "h", np.minimum),
+    "v_max_i16": Operation("kk", "h", np.maximum),
+    "v_lshlrev_b16": Operation("hh", "h", lambda a, b: b << (a & np.uint16(15))),
+    "v_lshrrev_b16": Operation("hh", "h", lambda a, b: b >> (a & np.uint16(15))),
+    "v_ashrrev_i16": Operation("hk", "h", lambda a, b: b >> (a & np.uint16(15)).astype(np.int16)),
+}  # fmt: skip
+
+# Operations with the long encoding only.
+_LONG = {
     "v_add3_u32": Operation("uuu", "u", lambda a, b, c: a + b + c),
     "v_mul_lo_u32": Operation("uu", "u", lambda a, b: a * b),
     "v_mul_hi_u32": Operation("uu", "u", multiply_high),
-    "v_mul_u32_u24": Operation("uu", "u", lambda a, b: (a & _24) * (b & _24)),
-    "v_mul_hi_u32_u24": Operation("uu", "u", lambda a, b: multiply_high(a & _24, b & _24)),
     "v_mad_u32_u24": Operation("uuu", "u", lambda a, b, c: (a & _24) * (b & _24) + c),
-    "v_min_u32": Operation("uu", "u", np.minimum),
-    "v_max_u32": Operation("uu", "u", np.maximum),
     "v_min3_u32": Operation("uuu", "u", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_max3_u32": Operation("uuu", "u", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_med3_u32": Operation("uuu", "u", median),
-    "v_lshlrev_b32": Operation("uu", "u", lambda a, b: b << (a & _31)),
-    "v_lshrrev_b32": Operation("uu", "u", lambda a, b: b >> (a & _31)),
     "v_and_or_b32": Operation("uuu", "u", lambda a, b, c: (a & b) | c),
     "v_or3_b32": Operation("uuu", "u", lambda a, b, c: a | b | c),
     "v_lshl_or_b32": Operation("uuu", "u", lambda a, b, c: (a << (b & _31)) | c),
@@ -295,84 +340,31 @@ _UINT = {
     "v_perm_b32": Operation("uuu", "u", byte_permute),
     "v_alignbit_b32": Operation("uuu", "u", lambda a, b, c: funnel_shift(a, b, c & _31)),
     "v_alignbyte_b32": Operation("uuu", "u", lambda a, b, c: funnel_shift(a, b, (c & U32(3)) << U32(3))),
-    "v_bfrev_b32": Operation("u", "u", reverse_bits),
     "v_bcnt_u32_b32": Operation("uu", "u", lambda a, b: count_ones(a) + b),
-    "v_ffbh_u32": Operation("u", "u", leading_zeros),
-    "v_ffbl_b32": Operation("u", "u", trailing_zeros),
-}  # fmt: skip
-
-_INT = {
-    "v_ashrrev_i32": Operation("ui", "i", lambda a, b: b >> (a & _31).astype(np.int32)),
-    "v_min_i32": Operation("ii", "i", np.minimum),
-    "v_max_i32": Operation("ii", "i", np.maximum),
     "v_min3_i32": Operation("iii", "i", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_max3_i32": Operation("iii", "i", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_med3_i32": Operation("iii", "i", median),
     "v_bfe_i32": Operation("uuu", "i", bit_field_signed),
     "v_mul_hi_i32": Operation("ii", "i", multiply_high_signed),
-    "v_mul_i32_i24": Operation("uu", "i", multiply_signed24),
     "v_mad_i32_i24": Operation(
         "uui", "i", lambda a, b, c: multiply_signed24(a, b) + c
     ),
-}  # fmt: skip
-
-_FLOAT = {
-    "v_add_f32": Operation("ff", "f", lambda a, b: quiet(a + b)),
-    "v_sub_f32": Operation("ff", "f", lambda a, b: quiet(a - b)),
-    "v_subrev_f32": Operation("ff", "f", lambda a, b: quiet(b - a)),
-    "v_mul_f32": Operation("ff", "f", lambda a, b: quiet(a * b)),
     "v_fma_f32": Operation("fff", "f", fused_multiply_add),
-    "v_max_f32": Operation("ff", "f", maximum),
-    "v_min_f32": Operation("ff", "f", minimum),
     "v_max3_f32": Operation("fff", "f", maximum3),
     "v_min3_f32": Operation("fff", "f", minimum3),
     "v_med3_f32": Operation("fff", "f", median3),
-    "v_rcp_f32": Operation("f", "f", reciprocal),
-    "v_rcp_iflag_f32": Operation("f", "f", reciprocal),
-    "v_trunc_f32": Operation("f", "f", lambda a: quiet(np.trunc(a))),
-    "v_floor_f32": Operation("f", "f", lambda a: quiet(np.floor(a))),
-    "v_ceil_f32": Operation("f", "f", lambda a: quiet(np.ceil(a))),
-    "v_rndne_f32": Operation("f", "f", lambda a: quiet(np.rint(a))),
     "v_ldexp_f32": Operation("fi", "f", scaled),
-}
-
-_CONVERT = {
-    "v_cvt_f32_u32": Operation("u", "f", lambda a: np.asarray(a).astype(np.float32)),
-    "v_cvt_f32_i32": Operation("i", "f", lambda a: np.asarray(a).astype(np.float32)),
-    "v_cvt_u32_f32": Operation("f", "u", to_unsigned),
-    "v_cvt_i32_f32": Operation("f", "i", to_signed),
-    "v_cvt_f32_ubyte0": Operation("u", "f", lambda a: np.asarray(a & U32(255)).astype(np.float32)),
-    "v_cvt_f32_ubyte1": Operation("u", "f", lambda a: np.asarray(a >> U32(8) & U32(255)).astype(np.float32)),
-    "v_cvt_f32_ubyte2": Operation("u", "f", lambda a: np.asarray(a >> U32(16) & U32(255)).astype(np.float32)),
-    "v_cvt_f32_ubyte3": Operation("u", "f", lambda a: np.asarray(a >> U32(24)).astype(np.float32)),
-    "v_cvt_f32_f16": Operation("h", "f", lambda a: quiet(np.asarray(a).view(np.float16).astype(np.float32))),
-    "v_cvt_f16_f32": Operation("f", "u", lambda a: half_result(np.asarray(quiet(a)).astype(np.float16))),
     "v_cvt_pk_bf16_f32": Operation("ff", "u", bfloat16_pair),
-}
-
-_PAIR = {
-    "v_mov_b64": Operation("U", "U", lambda a: a),
     "v_lshlrev_b64": Operation("uU", "U", shift64(lambda a, n: a << n)),
     "v_lshrrev_b64": Operation("uU", "U", shift64(lambda a, n: a >> n)),
     "v_ashrrev_i64": Operation("uI", "I", shift64(lambda a, n: a >> n)),
     "v_lshl_add_u64": Operation("UuU", "U", lambda a, n, c: (a << wide(n & U32(7))) + c),
-}
+}  # fmt: skip
 
-_HALF = {
-    "v_add_u16": Operation("hh", "h", lambda a, b: a + b),
-    "v_sub_u16": Operation("hh", "h", lambda a, b: a - b),
-    "v_subrev_u16": Operation("hh", "h", lambda a, b: b - a),
-    "v_mul_lo_u16": Operation("hh", "h", lambda a, b: a * b),
-    "v_min_u16": Operation("hh", "h", np.minimum),
-    "v_max_u16": Operation("hh", "h", np.maximum),
-    "v_min_i16": Operation("kk", "h", np.minimum),
-    "v_max_i16": Operation("kk", "h", np.maximum),
-    "v_lshlrev_b16": Operation("hh", "h", lambda a, b: b << (a & np.uint16(15))),
-    "v_lshrrev_b16": Operation("hh", "h", lambda a, b: b >> (a & np.uint16(15))),
-    "v_ashrrev_i16": Operation("hk", "h", lambda a, b: b >> (a & np.uint16(15)).astype(np.int16)),
+_TRANSCENDENTAL = {
+    "v_rcp_f32": Operation("f", "f", reciprocal),
+    "v_rcp_iflag_f32": Operation("f", "f", reciprocal),
 }
-
-OPERATIONS: dict[str, Operation] = {**_UINT, **_INT, **_FLOAT, **_CONVERT, **_PAIR, **_HALF}
 
 
 def arithmetic(form: Form, operation: Operation) -> Step:
@@ -414,10 +406,6 @@ def arithmetic(form: Form, operation: Operation) -> Step:
         return lambda wave: put(wave, function(first(wave), second(wave)))
     first, second, third = sources
     return lambda wave: put(wave, function(first(wave), second(wave), third(wave)))
-
-
-def _operation(form: Form) -> Step:
-    return arithmetic(form, OPERATIONS[form.mnemonic])
 
 
 def _multiply_accumulate(form: Form) -> Step:
@@ -470,8 +458,32 @@ def _bitop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
     return function
 
 
-BUILDERS: dict[str, Builder] = {
-    **dict.fromkeys(OPERATIONS, _operation),
-    "v_fmac_f32": _multiply_accumulate,
-    "v_bitop3_b32": _table_of_three,
-}
+# ---- The table's rows ----
+
+row = partial(
+    Row, kind="valu", destinations=1, keeps=False, writes_exec=False, sets_scc=False, falls_through=True,
+    suffixes=("e32", "e64", "dpp", "sdwa"), rule=table.vector, wide=(), lane_bytes=0, hazard="none",
+)  # fmt: skip
+"""The family of vector instructions."""
+LONG_ONLY = ("e64",)
+
+
+def _rows() -> Iterator[Row]:
+    def operation(name: str, found: Operation, suffixes: tuple[str, ...], hazard: Hazard = "none") -> Row:
+        wide = tuple(at for at, letter in enumerate(found.sources) if letter in ("U", "I"))
+        build = partial(arithmetic, operation=found)
+        return row(name, build=build, suffixes=suffixes, wide=wide, hazard=hazard)
+
+    every = ("e32", "e64", "dpp", "sdwa")
+    for name, found in _SHORT.items():
+        yield operation(name, found, every)
+    for name, found in _LONG.items():
+        yield operation(name, found, LONG_ONLY)
+    for name, found in _TRANSCENDENTAL.items():
+        yield operation(name, found, every, "transcendental")
+    yield operation("v_mov_b64", Operation("U", "U", lambda a: a), ("e32", "e64"))
+    yield row("v_fmac_f32", build=_multiply_accumulate, keeps=True, suffixes=("e32", "e64", "dpp"))
+    yield row("v_bitop3_b32", build=_table_of_three, suffixes=LONG_ONLY)
+
+
+ROWS = tuple(_rows())

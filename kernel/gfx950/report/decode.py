@@ -26,9 +26,11 @@ from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.geometry import Layout
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
+from kernel.gfx950.isa import row_of
 from kernel.gfx950.launch import RunOptions, RunReport, run
 from kernel.gfx950.memory import Memory
-from kernel.gfx950.parse import Kernel, parse_program
+from kernel.gfx950.parse import parse_program
+from kernel.gfx950.program import Kernel
 from kernel.gfx950.report.model import (
     LDS_BYTES_PER_CLOCK,
     LDS_PASS_CLOCKS,
@@ -195,7 +197,7 @@ def find_trips(report: RunReport) -> list[Trip]:
         UnknownLoopsError: there is no one loop of four pages, or its trips are not those of the split.
     """
     kernel = report.kernel
-    mfmas = frozenset(at for at, i in enumerate(kernel.instructions) if i.mnemonic.startswith("v_mfma"))
+    mfmas = frozenset(at for at, i in enumerate(kernel.instructions) if row_of(i).kind == "mfma")
     found: dict[str, Counter[tuple[int, ...]]] = {role: Counter() for role in DECODE_ROLES}
     loops = [loop for loop in natural_loops(kernel) if loop.body & mfmas]
     for (_, wave), trace in sorted(report.traces.items()):

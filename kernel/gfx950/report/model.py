@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel.errors import IndexerError
-from kernel.gfx950.launch import instruction_class
-from kernel.gfx950.parse import Instruction, Kernel, KernelMetadata
+from kernel.gfx950.hazards import successors
+from kernel.gfx950.isa import is_dma, row_of
+from kernel.gfx950.program import Instruction, Kernel, KernelMetadata
 
 SIMDS = 4
 """SIMDs of a compute unit."""
 LANES = 64
-MFMA_CLOCKS = {"v_mfma_f32_16x16x128_f8f6f4": 32}
+MFMA_CLOCKS = {"matrix of 8 passes": 32}
 """Clocks that an MFMA holds the matrix pipe: 65,536 FLOP of the published 5.03 PFLOP/s, of 1,024 SIMDs at 2.4
 GHz."""
 VALU_CLOCKS = 4
@@ -28,8 +29,6 @@ VALU_CLOCKS = 4
 LDS_BYTES_PER_CLOCK = 128
 LDS_PASS_CLOCKS = 2
 """Clocks of one pass over 64 banks of 4 bytes: what a bank conflict costs."""
-_LANE_BYTES = {"b128": 16, "b96": 12, "b64": 8, "u64": 8, "f64": 8, "b32": 4, "u32": 4, "f32": 4, "i32": 4}
-_DMA_LANE_BYTES = {"buffer_load_dword": 4, "buffer_load_dwordx4": 16}
 
 
 class UnknownRateError(IndexerError, ValueError):
@@ -62,8 +61,8 @@ class ModelClocks:
 
 
 def count_classes(trip: Sequence[Instruction]) -> Counter[str]:
-    """Instructions of a trip by :func:`kernel.gfx950.launch.instruction_class`."""
-    return Counter(map(instruction_class, trip))
+    """Instructions of a trip by their class in the table of instructions."""
+    return Counter(row_of(instruction).kind for instruction in trip)
 
 
 def model_clocks(trip: Sequence[Instruction]) -> ModelClocks:
@@ -73,9 +72,9 @@ def model_clocks(trip: Sequence[Instruction]) -> ModelClocks:
         UnknownRateError: the trip has an instruction whose rate is not known.
     """
     counts = count_classes(trip)
-    lds_bytes = sum(lds_lane_bytes(i) * LANES for i in trip if i.mnemonic.startswith("ds_"))
+    lds_bytes = sum(lds_lane_bytes(i) * LANES for i in trip if row_of(i).kind in ("lds_read", "lds_write"))
     return ModelClocks(
-        mfma=sum(mfma_clocks(i) for i in trip if instruction_class(i) == "mfma"),
+        mfma=sum(mfma_clocks(i) for i in trip if row_of(i).kind == "mfma"),
         valu=counts["valu"] * VALU_CLOCKS,
         lds=SIMDS * lds_bytes // LDS_BYTES_PER_CLOCK,
     )
@@ -88,7 +87,7 @@ def mfma_clocks(instruction: Instruction) -> int:
         UnknownRateError: an MFMA of another shape, or of operands of other widths than 8 bits.
     """
     eight_bits = all(instruction.modifiers.get(name, 0) in (0, 1) for name in ("cbsz", "blgp"))
-    clocks = MFMA_CLOCKS.get(instruction.mnemonic)
+    clocks = MFMA_CLOCKS.get(row_of(instruction).hazard)
     if clocks is None or not eight_bits:
         raise UnknownRateError(f"line {instruction.line}: {instruction.text}: its clocks are not known")
     return clocks
@@ -100,11 +99,10 @@ def lds_lane_bytes(instruction: Instruction) -> int:
     Raises:
         UnknownRateError: not a read or write of 32 to 128 bits a lane.
     """
-    operation, width = instruction.mnemonic.split("_")[1], instruction.mnemonic.split("_")[-1]
-    size = _LANE_BYTES.get(width)
-    if size is None or not operation.startswith(("read", "write")):
+    row = row_of(instruction)
+    if row.kind not in ("lds_read", "lds_write") or row.lane_bytes < 4:
         raise UnknownRateError(f"line {instruction.line}: {instruction.text}: its bytes are not known")
-    return size * (2 if operation.startswith(("read2", "write2")) else 1)
+    return row.lane_bytes
 
 
 def dma_bytes(instruction: Instruction) -> int:
@@ -113,10 +111,10 @@ def dma_bytes(instruction: Instruction) -> int:
     Raises:
         UnknownRateError: a DMA of another width than 32 or 128 bits a lane.
     """
-    if not instruction.modifiers.get("lds"):
+    if not is_dma(instruction):
         return 0
-    size = _DMA_LANE_BYTES.get(instruction.mnemonic)
-    if size is None:
+    size = row_of(instruction).lane_bytes
+    if size not in (4, 16):
         raise UnknownRateError(f"line {instruction.line}: {instruction.text}: its bytes are not known")
     return size * LANES
 
@@ -157,24 +155,12 @@ def natural_loops(kernel: Kernel) -> list[Loop]:
 
 
 def _basic_blocks(kernel: Kernel) -> _Flow:
-    instructions = kernel.instructions
-    branches = {
-        at: kernel.target(instruction)
-        for at, instruction in enumerate(instructions)
-        if instruction_class(instruction) == "branch"
-    }
-    ends = {at for at, instruction in enumerate(instructions) if instruction.mnemonic == "s_endpgm"}
-    starts = sorted({0, *branches.values(), *(at + 1 for at in (*branches, *ends))} - {len(instructions)})
-    end = dict(zip(starts, [*starts[1:], len(instructions)]))
-    successors: dict[int, tuple[int, ...]] = {}
-    for start, stop in end.items():
-        last = stop - 1
-        follows = (stop,) if stop in end and last not in ends else ()
-        if last in branches:
-            always = instructions[last].mnemonic == "s_branch"
-            follows = (branches[last],) if always else (*follows, branches[last])
-        successors[start] = follows
-    return _Flow(end, successors)
+    count = len(kernel.instructions)
+    following = [tuple(successors(kernel, at)) for at in range(count)]
+    jumps = [at for at in range(count) if following[at] != (at + 1,)]  # branches and ends
+    starts = sorted({0, *(to for at in jumps for to in (at + 1, *following[at]))} - {count})
+    end = dict(zip(starts, [*starts[1:], count]))
+    return _Flow(end, {start: following[stop - 1] for start, stop in end.items()})
 
 
 def _dominators(successors: dict[int, tuple[int, ...]]) -> dict[int, set[int]]:

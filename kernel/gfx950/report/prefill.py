@@ -16,9 +16,11 @@ from kernel.backends.flydsl import geometry as geo
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.errors import IndexerError
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
-from kernel.gfx950.launch import RunOptions, RunReport, instruction_class, run
+from kernel.gfx950.isa import row_of
+from kernel.gfx950.launch import RunOptions, RunReport, run
 from kernel.gfx950.memory import Memory
-from kernel.gfx950.parse import Instruction, Kernel, Program, parse_program
+from kernel.gfx950.parse import parse_program
+from kernel.gfx950.program import Instruction, Kernel, Program
 from kernel.gfx950.report.model import (
     Loop,
     ModelClocks,
@@ -174,7 +176,7 @@ def find_trips(run: InterpretedRun) -> list[Trip]:
         UnknownLoopsError: a role is missing, a path has two roles, or the loops are not as described above.
     """
     kernel = run.report.kernel
-    barriers = frozenset(at for at, i in enumerate(kernel.instructions) if i.mnemonic == "s_barrier")
+    barriers = frozenset(at for at, i in enumerate(kernel.instructions) if row_of(i).kind == "barrier")
     loops = [loop for loop in natural_loops(kernel) if loop.body & barriers]
     found: dict[str, Counter[tuple[int, ...]]] = {role: Counter() for role in ROLES}
     for (workgroup, wave), trace in sorted(run.report.traces.items()):
@@ -351,7 +353,7 @@ def loop_report(
         beside: another trip, which the other workgroup repeats in a second prediction.
     """
     instructions = trip.instructions(kernel)
-    nops = [i for i in instructions if instruction_class(i) == "nop"]
+    nops = [i for i in instructions if row_of(i).kind == "nop"]
     return LoopReport(
         trip,
         dict(count_classes(instructions)),

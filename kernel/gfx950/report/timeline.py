@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernel.gfx950.hazards import Register, register_use
-from kernel.gfx950.launch import instruction_class
-from kernel.gfx950.parse import Instruction, Kernel
+from kernel.gfx950.isa import row_of
+from kernel.gfx950.program import Instruction, Kernel
 from kernel.gfx950.report.model import (
     LANES,
     LDS_BYTES_PER_CLOCK,
@@ -105,7 +105,7 @@ def replay_steps(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int,
     """A trip as the replay needs it; see :func:`kernel.gfx950.report.timeline.predict`."""
     instructions = [kernel.instructions[index] for index in path]
     results = frozenset[Register]().union(
-        *(register_use(i).writes for i in instructions if instruction_class(i) == "mfma")
+        *(register_use(i).writes for i in instructions if row_of(i).kind == "mfma")
     )
     jumps = [following != index + 1 for index, following in zip(path, [*path[1:], path[0]])]
     return [_step(i, jump, results, extra_passes) for i, jump in zip(instructions, jumps)]
@@ -114,7 +114,7 @@ def replay_steps(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int,
 def _step(
     instruction: Instruction, jumps: bool, results: frozenset[Register], extra_passes: Mapping[int, float]
 ) -> Step:
-    kind = instruction_class(instruction)
+    kind = row_of(instruction).kind
     own, pipe = float(ISSUE_CLOCKS), 0.0
     vmcnt, lgkmcnt = _NO_WAIT, _NO_WAIT
     if kind == "mfma":

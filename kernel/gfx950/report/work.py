@@ -17,6 +17,7 @@ from kernel.backends.flydsl.geometry import THREADS, WAVES, KeyType, Variant
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
+from kernel.gfx950.isa import lookup
 from kernel.gfx950.launch import RunReport, run
 from kernel.gfx950.memory import Memory
 from kernel.gfx950.parse import parse_program
@@ -113,7 +114,9 @@ class WorkReport:
 def work_of(shape: Shape, report: RunReport, units: int) -> Work:
     """The work of an interpreted run of ``units`` units."""
     wide = sum(
-        count for name, count in report.by_mnemonic().items() if name.startswith("v_cmp") and "64" in name
+        count
+        for name, count in report.by_mnemonic().items()
+        if name.startswith("v_cmp") and lookup(name).wide
     )
     classes = {name: count / units for name, count in report.by_class().items()}
     return Work(shape, classes, wide / units)
