@@ -107,6 +107,11 @@ def formats(arguments: type[Any]) -> dict[str, str]:
     return {name: hints[name].__metadata__[0] for name in arguments._fields}
 
 
+def packed(arguments: Any) -> bytes:
+    """The kernel's argument segment in memory."""
+    return struct.pack("@" + "".join(formats(type(arguments)).values()), *arguments)
+
+
 def offset(arguments: type[Any], name: str) -> int:
     """Byte offset of an argument in the kernel's argument segment."""
     before = "".join(formats(arguments).values())[: arguments._fields.index(name)]

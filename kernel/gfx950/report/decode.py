@@ -13,7 +13,6 @@ not looked at. Clocks and times are PREDICTIONS.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ import torch
 
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl.geometry import Layout
+from kernel.backends.flydsl.signatures import DecodeArguments, packed
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
 from kernel.gfx950.isa import row_of
@@ -74,8 +74,6 @@ _BLOCKS = _GROUPS * MAXIMA_BLOCKS
 _LOCAL_BLOCKS = 1
 _SEQ_LEN = _BLOCKS * BLOCK_TOKENS - 50
 _PAGES = 16
-_ARGUMENTS = struct.Struct("<15q10i")
-"""The kernel's arguments (:class:`kernel.backends.flydsl.signatures.DecodeArguments`)."""
 
 
 @dataclass(frozen=True)
@@ -253,15 +251,18 @@ def _interpret(assembly: str, name: str, heads: int) -> RunReport:
         memory.register_array(array, label, initialised=False).address
         for array, label in ((scores, "scores"), (maxima, "maxima"))
     ]
-    kernargs = _ARGUMENTS.pack(
-        at["q"], at["pages"], PAGE_BYTES, at["lut"],
-        outputs[0], _BLOCKS, _BLOCKS,
-        outputs[1], _GROUPS, _GROUPS,
-        at["table"], *(at["requests"] + 4 * field for field in range(4)),
-        1, _BLOCKS, 1, 1, _PAGES, _BLOCKS, 0, 0, _LOCAL_BLOCKS, 0,
+    table_rows, query_starts, query_ends, seq_lens = (at["requests"] + 4 * field for field in range(4))
+    arguments = DecodeArguments(
+        q=at["q"], pages=at["pages"], page_stride=PAGE_BYTES, lut=at["lut"],
+        scores=outputs[0], score_head_stride=_BLOCKS, score_token_stride=_BLOCKS,
+        maxima=outputs[1], maxima_head_stride=_GROUPS, maxima_token_stride=_GROUPS,
+        table=at["table"], table_rows=table_rows,
+        query_starts=query_starts, query_ends=query_ends, seq_lens=seq_lens,
+        table_height=1, table_width=_BLOCKS, batch=1, total_q=1, num_pages=_PAGES, score_blocks=_BLOCKS,
+        fill_end=0, init_blocks=0, local_blocks=_LOCAL_BLOCKS, log_workgroups=0,
     )  # fmt: skip
     return run(
-        parse_program(assembly), name, grid=(1, 1, 1), block=(geo.THREADS, 1, 1), kernargs=kernargs,
+        parse_program(assembly), name, grid=(1, 1, 1), block=(geo.THREADS, 1, 1), kernargs=packed(arguments),
         memory=memory, options=RunOptions(trace=True, bank_conflicts=True),
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kernel.backends.flydsl import geometry as geo
+from kernel.backends.flydsl.signatures import PrefillArguments, packed
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.errors import IndexerError
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
@@ -46,8 +46,6 @@ POSITIONS = (10 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 8, 2 * BLOCK_TOKENS + 64)
 """Positions of the tiles' first queries."""
 _PAGES = 16
 _THREADS = 256
-_ARGUMENTS = struct.Struct("<12q2i")
-"""The kernel's arguments (:class:`kernel.backends.flydsl.signatures.PrefillArguments`)."""
 
 
 @dataclass(frozen=True)
@@ -113,14 +111,14 @@ def interpret(program: Program, kernel_name: str, num_heads: int) -> Interpreted
         for array, name in ((scores, "scores"), (maxima, "maxima"))
     ]
     q_at, pages_at, lut_at, table_at, work_at = inputs
-    kernargs = _ARGUMENTS.pack(
-        q_at, pages_at, PAGE_BYTES, lut_at,
-        outputs[0], scores[0].size, columns,
-        outputs[1], maxima[0].size, maxima.shape[2],
-        table_at, work_at, 0, 1,
+    arguments = PrefillArguments(
+        q=q_at, pages=pages_at, page_stride=PAGE_BYTES, lut=lut_at,
+        scores=outputs[0], score_head_stride=scores[0].size, score_token_stride=columns,
+        maxima=outputs[1], maxima_head_stride=maxima[0].size, maxima_token_stride=maxima.shape[2],
+        table=table_at, work=work_at, init_blocks=0, local_blocks=1,
     )  # fmt: skip
     report = run(
-        program, kernel_name, grid=(len(items), 1, 1), block=(_THREADS, 1, 1), kernargs=kernargs,
+        program, kernel_name, grid=(len(items), 1, 1), block=(_THREADS, 1, 1), kernargs=packed(arguments),
         memory=memory, options=RunOptions(trace=True, bank_conflicts=True),
     )  # fmt: skip
     return InterpretedRun(report, items, num_heads)

@@ -6,7 +6,6 @@ bytes at the memory's, the larger of the two, as if they overlapped wholly and n
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kernel.backends.flydsl.geometry import THREADS, WAVES, KeyType, Variant
+from kernel.backends.flydsl.signatures import InsertArguments, TopkArguments, packed
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
@@ -192,17 +192,16 @@ def _interpret(assembly: str, variant: Variant, num_blocks: int) -> RunReport:
         for array, label in ((scores, "scores"), (maxima, "maxima"), (row_lengths, "lengths"))
     ]
     out = memory.register_array(block_ids, "block ids", initialised=False).address
-    kernargs = struct.pack(
-        "<10q4i",
-        inputs[0], scores.size, num_blocks,
-        inputs[1] if grouped else 0, maxima.size, groups,
-        inputs[2], out, block_ids.size, k,
-        num_blocks, _ROWS, k, 0,
+    arguments = TopkArguments(
+        scores=inputs[0], score_head_stride=scores.size, score_token_stride=num_blocks,
+        maxima=inputs[1] if grouped else 0, maxima_head_stride=maxima.size, maxima_token_stride=groups,
+        num_blocks=inputs[2], block_ids=out, id_head_stride=block_ids.size, id_token_stride=k,
+        columns=num_blocks, num_tokens=_ROWS, k=k, ascending=0,
     )  # fmt: skip
     workgroups = -(-_ROWS // (WAVES * variant.rows_per_wave))
     return run(
         parse_program(assembly), variant.name, grid=(workgroups, 1, 1), block=(THREADS, 1, 1),
-        kernargs=kernargs, memory=memory,
+        kernargs=packed(arguments), memory=memory,
     )  # fmt: skip
 
 
@@ -241,12 +240,13 @@ def report_insert(assembly: str, name: str, key_type: KeyType) -> WorkReport:
         for array, label in ((keys, "keys"), (slots, "slots"))
     ]
     out = memory.register_array(pages, "pages", initialised=False).address
-    kernargs = struct.pack(
-        "<6qi", inputs[0], HEAD_DIM * value_bytes, inputs[1], out, PAGE_BYTES, _PAGES * BLOCK_TOKENS, _KEYS
-    )
+    arguments = InsertArguments(
+        keys=inputs[0], key_stride=HEAD_DIM * value_bytes, slots=inputs[1],
+        pages=out, page_stride=PAGE_BYTES, num_slots=_PAGES * BLOCK_TOKENS, num_keys=_KEYS,
+    )  # fmt: skip
     found = run(
         parse_program(assembly), name, grid=(_KEYS // _KEYS_A_WORKGROUP, 1, 1), block=(_THREADS, 1, 1),
-        kernargs=kernargs, memory=memory,
+        kernargs=packed(arguments), memory=memory,
     )  # fmt: skip
     key_bytes = HEAD_DIM * value_bytes + _SLOT_BYTES + _TOKEN_BYTES
     shape = Shape(f"{CALL_KEYS:,} keys", "key", CALL_KEYS, key_bytes)
