@@ -22,7 +22,7 @@ from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN, PAGE_BYTES
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from kernel.page import blocks_of, codes_of, scales_of
 
-# Which pages of a cache are free, and how many sequences hold each of the others. Integers, no torch.
+# ---- Page allocator: free pages and reference counts; integers, no torch ----
 
 
 @dataclass(frozen=True)
@@ -120,26 +120,7 @@ class PageAllocator:
             raise IndexerError(f"pages {list(pages)} name a page twice; the block table is corrupt")
 
 
-# How much memory a device has, to refuse in time what cannot fit.
-#
-# A host may promise memory that it does not have and end the process once it is written to, so a failed
-# allocation alone is no safeguard.
-
-_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how much memory a container may have (control groups 2 and 1)."""
-
-
-def memory_bytes(device: torch.device) -> int:
-    """Bytes of memory that a device has in all; for the host, no more than its container may have."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in _CONTAINER_LIMITS:
-        try:
-            limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # no such control group, or "max": no limit
-            continue
-    return min(limits)
+# ---- Sequences ----
 
 
 @dataclass
@@ -369,3 +350,25 @@ def _zero_pages(num_pages: int, device: torch.device) -> torch.Tensor:
             return torch.zeros(num_pages, PAGE_BYTES, dtype=torch.uint8, device=device)
     except RuntimeError as error:
         raise too_many from error
+
+
+# ---- Device memory: refuse in time what cannot fit ----
+#
+# A host may promise memory that it does not have and end the process once it is written to, so a failed
+# allocation alone is no safeguard.
+
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where Linux says how much memory a container may have (control groups 2 and 1)."""
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Bytes of memory that a device has in all; for the host, no more than its container may have."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in _CONTAINER_LIMITS:
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such control group, or "max": no limit
+            continue
+    return min(limits)

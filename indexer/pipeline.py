@@ -1,4 +1,8 @@
-"""The run of one checked batch: score and select, each request by the operation made for its length."""
+"""One checked scoring call: score and select on a backend, each stage timed.
+
+Defines what the call paths of a scorer share: the options of a call, its result, its stage times, its score
+buffer, and the error for memory that ran out.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,136 @@ import torch
 
 from indexer.cache import memory_bytes
 from kernel.backends.base import Backend, Order, Precision
-from kernel.batch import ScoreBatch
+from kernel.batch import ScoreBatch, causal_blocks
 from kernel.errors import InvalidArgumentError
 
-# How long each stage of a call took.
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The options of a scoring call, checked, defaults filled in.
+
+    Attributes:
+        topk: blocks to select for a row.
+        order: order of the block ids.
+        init_blocks: blocks forced at a row's start, at most those of the longest context.
+        local_blocks: blocks forced at a row's end, likewise.
+        return_scores: whether the scores are returned.
+    """
+
+    topk: int
+    order: Order
+    init_blocks: int
+    local_blocks: int
+    return_scores: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreResult:
+    """Selected blocks of every row, on the scorer's device.
+
+    Attributes:
+        block_ids: ``[H, total_q, k]`` int32, logical blocks of the row's request (not pages); -1 where a row
+            has fewer than ``k`` blocks.
+        scores: ``[H, total_q, S]`` float32, ``-inf`` at and past a row's ``nb``; None when not asked for.
+        num_blocks: ``[total_q]`` int32, the causal blocks ``nb`` of each query token.
+        backend: name of the backend that ran.
+        precision: its precision.
+        timings: seconds of each stage of the call, in order.
+    """
+
+    block_ids: torch.Tensor
+    scores: torch.Tensor | None
+    num_blocks: torch.Tensor
+    backend: str
+    precision: Precision
+    timings: Mapping[str, float]
+
+
+def score_and_select(
+    backend: Backend,
+    batch: ScoreBatch,
+    options: ScoreOptions,
+    times: StageTimes,
+    scores: torch.Tensor | None = None,
+) -> ScoreResult:
+    """Scores a batch and selects each row's best blocks.
+
+    Args:
+        backend: runs it.
+        batch: the call, with the options' forced blocks.
+        options: of the call.
+        times: the call's stages so far; ``score`` and ``topk``, or ``select``, are added.
+        scores: ``[H, total_q, S]`` float32 to write them to, checked; allocated when None and returned.
+
+    Raises:
+        InvalidArgumentError: the scores do not fit in memory.
+        MemoryError, torch.OutOfMemoryError: the backend needs more memory than there is.
+    """
+    device = batch.pages.device
+    heads, total_q = batch.num_heads, batch.total_q
+    if options.return_scores and scores is None:
+        scores = allocate_scores((heads, total_q, batch.num_score_blocks), device)
+    num_blocks = causal_blocks(batch.requests, total_q).to(device)
+    block_ids = torch.full((heads, total_q, options.topk), -1, dtype=torch.int32, device=device)
+    if scores is None:
+        with times.stage("select"):
+            backend.select(batch, block_ids, options.order)
+    else:
+        with times.stage("score"):
+            backend.score(batch, scores)
+        with times.stage("topk"):
+            backend.topk(scores, num_blocks, block_ids, options.order)
+    return ScoreResult(block_ids, scores, num_blocks, backend.name, backend.precision, times)
+
+
+def allocate_scores(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
+    """A buffer ``[H, total_q, S]`` float32, unwritten.
+
+    Raises:
+        InvalidArgumentError: it is larger than the device's memory, or than what is free of it.
+    """
+    size = 4 * shape[0] * shape[1] * shape[2]
+    if size > memory_bytes(device):
+        raise _too_large(shape, size, device)
+    try:
+        return torch.empty(shape, dtype=torch.float32, device=device)
+    except (RuntimeError, MemoryError) as error:
+        raise _too_large(shape, size, device) from error
+
+
+def _too_large(shape: tuple[int, ...], size: int, device: torch.device) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "return_scores",
+        True,
+        f"scores {list(shape)} take {size} bytes, which {device} does not have",
+        "pass return_scores=False to get block ids alone, or score fewer queries at a time",
+    )
+
+
+@contextmanager
+def named_out_of_memory(argument: str, rows: torch.Tensor, limit: str, remedy: str) -> Iterator[None]:
+    """Names the argument at fault when memory runs out in the body, on the host or on a GPU.
+
+    Args:
+        argument: ``NAME.shape[0]``.
+        rows: that argument, not yet checked: read only once memory has run out.
+        limit: what needs the memory.
+        remedy: what to do.
+
+    Raises:
+        InvalidArgumentError: in place of MemoryError and torch.OutOfMemoryError.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise InvalidArgumentError(argument, rows.shape[0], limit, remedy) from error
+
+
+TOO_MANY_QUERIES = ("the call needs more memory for them than there is", "score fewer queries at a time")
+"""Limit and remedy of a scoring call that runs out of memory."""
+
+
+# ---- Stage times ----
 
 
 def _event() -> torch.cuda.Event:
@@ -63,134 +193,3 @@ class StageTimes(Mapping[str, float]):
 
     def __repr__(self) -> str:
         return repr(dict(self))
-
-
-# What a scoring call gives back.
-
-
-@dataclass(frozen=True, eq=False)
-class ScoreResult:
-    """Selected blocks of every row, on the scorer's device.
-
-    Attributes:
-        block_ids: ``[H, total_q, k]`` int32, logical blocks of the row's request (not pages); -1 where a row
-            has fewer than ``k`` blocks.
-        scores: ``[H, total_q, S]`` float32, ``-inf`` at and past a row's ``nb``; None when not asked for.
-        num_blocks: ``[total_q]`` int32, the causal blocks ``nb`` of each query token.
-        backend: name of the backend that ran.
-        precision: its precision.
-        timings: seconds of each stage of the call, in order.
-    """
-
-    block_ids: torch.Tensor
-    scores: torch.Tensor | None
-    num_blocks: torch.Tensor
-    backend: str
-    precision: Precision
-    timings: Mapping[str, float]
-
-
-# The score buffer of a call: the one tensor that grows with queries times context.
-
-
-def allocate_scores(shape: tuple[int, int, int], device: torch.device) -> torch.Tensor:
-    """A buffer ``[H, total_q, S]`` float32, unwritten.
-
-    Raises:
-        InvalidArgumentError: it is larger than the device's memory, or than what is free of it.
-    """
-    size = 4 * shape[0] * shape[1] * shape[2]
-    if size > memory_bytes(device):
-        raise _too_large(shape, size, device)
-    try:
-        return torch.empty(shape, dtype=torch.float32, device=device)
-    except (RuntimeError, MemoryError) as error:
-        raise _too_large(shape, size, device) from error
-
-
-def _too_large(shape: tuple[int, ...], size: int, device: torch.device) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "return_scores",
-        True,
-        f"scores {list(shape)} take {size} bytes, which {device} does not have",
-        "pass return_scores=False to get block ids alone, or score fewer queries at a time",
-    )
-
-
-# Memory that ran out in a call, on the host or on a GPU, as an error that names the argument at fault.
-
-
-@contextmanager
-def named_out_of_memory(argument: str, rows: torch.Tensor, limit: str, remedy: str) -> Iterator[None]:
-    """Name what is too large when memory runs out in the body.
-
-    Args:
-        argument: ``NAME.shape[0]``.
-        rows: that argument, not yet checked: it is looked at when memory has run out.
-        limit: what needs the memory.
-        remedy: what to do.
-
-    Raises:
-        InvalidArgumentError: in place of MemoryError and torch.OutOfMemoryError.
-    """
-    try:
-        yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise InvalidArgumentError(argument, rows.shape[0], limit, remedy) from error
-
-
-@contextmanager
-def named_for_queries(q: torch.Tensor) -> Iterator[None]:
-    """The same for a scoring call."""
-    limit = "the call needs more memory for them than there is"
-    with named_out_of_memory("q.shape[0]", q, limit, "score fewer queries at a time"):
-        yield
-
-
-def score_and_select(
-    backend: Backend,
-    batch: ScoreBatch,
-    *,
-    topk: int,
-    order: Order,
-    times: StageTimes,
-    return_scores: bool,
-    scores: torch.Tensor | None = None,
-) -> ScoreResult:
-    """Run a batch.
-
-    Args:
-        backend: runs it.
-        batch: the call.
-        topk: blocks to select for a row.
-        order: order of the block ids.
-        times: the call's stages so far; ``score`` and ``topk``, or ``select``, are added.
-        return_scores: whether to give the scores back.
-        scores: ``[H, total_q, S]`` float32 to write them to, checked; one is made when None.
-
-    Raises:
-        InvalidArgumentError: the scores, or what the backend needs beside them, do not fit in memory.
-    """
-    device = batch.pages.device
-    if return_scores and scores is None:
-        scores = allocate_scores((batch.num_heads, batch.total_q, batch.num_score_blocks), device)
-    shape = (batch.num_heads, batch.total_q, topk)
-    with named_for_queries(batch.q):
-        num_blocks = batch.num_blocks_per_query().to(device)
-        block_ids = torch.full(shape, -1, dtype=torch.int32, device=device)
-        if scores is None:
-            with times.stage("select"):
-                backend.select(batch, block_ids, order)
-        else:
-            with times.stage("score"):
-                backend.score(batch, scores)
-            with times.stage("topk"):
-                backend.topk(scores, num_blocks, block_ids, order)
-    return ScoreResult(
-        block_ids=block_ids,
-        scores=scores,
-        num_blocks=num_blocks,
-        backend=backend.name,
-        precision=backend.precision,
-        timings=times,
-    )

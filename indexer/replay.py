@@ -1,4 +1,4 @@
-"""Run a case: its arrays as tensors, its keys in a scorer, its rows scored."""
+"""Runs a case: its arrays as tensors, its keys in a scorer, its rows scored."""
 
 from __future__ import annotations
 
@@ -12,16 +12,23 @@ import torch
 from indexer.case import Case
 from indexer.case.container import Array
 from indexer.config import IndexerConfig
-from indexer.pipeline import ScoreResult, StageTimes, score_and_select
+from indexer.pipeline import (
+    TOO_MANY_QUERIES,
+    ScoreOptions,
+    ScoreResult,
+    StageTimes,
+    named_out_of_memory,
+    score_and_select,
+)
 from indexer.scorer import IndexScorer
 from kernel.backends.base import Order, Precision
 from kernel.batch import ScoreBatch
-from kernel.checks import check_finite, check_forced_blocks, check_order, check_topk, checked_batch
-from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN, PAGE_BYTES
+from kernel.checks import check_finite, check_order, check_topk, checked_batch
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import PAGE_STRIDE_ALIGNMENT, blocks_of
 
-# numpy knows these types only through ml_dtypes, torch knows nothing of that: they cross as integers.
+# Types that numpy has only through ml_dtypes, which torch cannot read: passed as integers of their size.
 _CROSSING: dict[np.dtype[Any], tuple[str, torch.dtype]] = {
     np.dtype(ml_dtypes.bfloat16): ("i2", torch.bfloat16),
     np.dtype(ml_dtypes.float8_e4m3fn): ("u1", torch.float8_e4m3fn),
@@ -122,7 +129,7 @@ def load_case(
 def flop(case: Case) -> int:
     """Work of scoring a case: ``2 * 128 * (visible blocks * 128)``, summed over its rows."""
     visible_blocks = int(case.num_blocks_per_query().sum(dtype=np.int64)) * case.num_heads
-    return 2 * 128 * visible_blocks * BLOCK_TOKENS
+    return 2 * HEAD_DIM * visible_blocks * BLOCK_TOKENS
 
 
 def _paged(case: Case, device: torch.device) -> tuple[torch.Tensor, ...]:
@@ -142,11 +149,11 @@ class _Writable:
         self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
 
 
-# Scores cases one after another on one backend, keeping nothing between them.
+# ---- Cases one after another on one backend ----
 
 
 class CaseScorer:
-    """Scores whole cases on the backend of a scorer, whose cache it leaves alone. Takes any H.
+    """Scores whole cases on a scorer's backend, without its cache; keeps nothing between cases. Takes any H.
 
     Args:
         scorer: whose backend runs; not to be used from another thread meanwhile.
@@ -210,9 +217,6 @@ class CaseScorer:
     def batch(self, case: Case, init_blocks: int, local_blocks: int, times: StageTimes) -> ScoreBatch:
         """The case on the device, its keys in pages; adds the stages it takes to ``times``."""
         device = self._backend.device
-        most = blocks_of(MAX_SEQ_LEN)
-        check_forced_blocks("init_blocks", init_blocks)
-        check_forced_blocks("local_blocks", local_blocks)
         with times.stage("transfer"):
             query = as_tensor(case.index_q).to(device)
         with times.stage("check"):
@@ -230,17 +234,17 @@ class CaseScorer:
                 as_tensor(case.seq_lens).to(device),
                 lut=self._lut,
                 num_heads=case.num_heads,
-                init_blocks=min(init_blocks, most),
-                local_blocks=min(local_blocks, most),
+                init_blocks=init_blocks,
+                local_blocks=local_blocks,
             )
 
     def run(
         self, batch: ScoreBatch, *, topk: int, order: Order, times: StageTimes, return_scores: bool
     ) -> ScoreResult:
         """Score and select what :meth:`batch` made; may be repeated."""
-        return score_and_select(
-            self._backend, batch, topk=topk, order=order, times=times, return_scores=return_scores
-        )
+        options = ScoreOptions(topk, order, batch.init_blocks, batch.local_blocks, return_scores)
+        with named_out_of_memory("q.shape[0]", batch.q, *TOO_MANY_QUERIES):
+            return score_and_select(self._backend, batch, options, times)
 
     def _pages(self, case: Case, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor]:
         device = self._backend.device

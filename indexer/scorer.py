@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -14,7 +13,14 @@ from numpy.typing import NDArray
 
 from indexer.cache import PagedKeyCache
 from indexer.config import IndexerConfig
-from indexer.pipeline import ScoreResult, StageTimes, named_for_queries, named_out_of_memory, score_and_select
+from indexer.pipeline import (
+    TOO_MANY_QUERIES,
+    ScoreOptions,
+    ScoreResult,
+    StageTimes,
+    named_out_of_memory,
+    score_and_select,
+)
 from kernel.arguments import as_int, check_bool
 from kernel.backends import registry
 from kernel.backends.base import Order
@@ -29,123 +35,13 @@ from kernel.checks import (
     check_topk,
     checked_requests,
 )
-from kernel.contract import HEAD_DIM, MAX_SEQ_LEN
+from kernel.contract import HEAD_DIM, MAX_SEQ_BLOCKS
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.page import as_pages, blocks_of
+from kernel.page import as_pages
 
-# Which rows of ``q`` belong to which sequence.
-
-
-def ragged_requests(
-    total_q: int, seq_lens: Sequence[int], query_lens: Sequence[int] | NDArray[np.integer[Any]] | None
-) -> tuple[Request, ...]:
-    """Lay the rows of ``q`` out over the sequences of a call: each sequence's rows are its last positions.
-
-    Args:
-        total_q: rows of ``q``.
-        seq_lens: tokens of each sequence of the call.
-        query_lens: queries of each sequence. None: all rows belong to the only sequence, or each of several
-            sequences has one row.
-
-    Raises:
-        InvalidArgumentError: the lengths do not fit each other.
-    """
-    if query_lens is None:
-        lens = _implied_lens(total_q, len(seq_lens))
-    else:
-        lens = _checked_lens(query_lens, total_q, len(seq_lens))
-    requests = []
-    start = 0
-    for row, (query_len, seq_len) in enumerate(zip(lens, seq_lens)):
-        if query_len > seq_len:
-            raise InvalidArgumentError(
-                f"query_lens[{row}]",
-                query_len,
-                f"must be at most the {seq_len} tokens of its sequence",
-                "append this step's keys before scoring its queries",
-            )
-        requests.append(Request(row, start, query_len, seq_len))
-        start += query_len
-    return tuple(requests)
-
-
-def _implied_lens(total_q: int, num_sequences: int) -> list[int]:
-    if num_sequences == 1:
-        return [total_q]
-    if total_q == num_sequences:
-        return [1] * num_sequences
-    raise InvalidArgumentError(
-        "query_lens",
-        None,
-        f"must be given: {total_q} rows of q do not say how many belong to each of {num_sequences} sequences",
-        "pass the number of queries of each sequence",
-    )
-
-
-def _checked_lens(
-    query_lens: Sequence[int] | NDArray[np.integer[Any]], total_q: int, num_sequences: int
-) -> list[int]:
-    if not isinstance(query_lens, (list, tuple)) and not (
-        isinstance(query_lens, np.ndarray) and query_lens.ndim == 1
-    ):
-        raise InvalidArgumentError(
-            "query_lens",
-            type(query_lens).__name__,
-            "must be a list, a tuple or a flat array of ints",
-            "call .tolist()",
-        )
-    lens: list[int] = []
-    for row, query_len in enumerate(query_lens):
-        number = as_int(query_len)
-        if number is None or number < 0:
-            raise InvalidArgumentError(
-                f"query_lens[{row}]", repr(query_len), "must be an int, 0 or more", "pass whole numbers"
-            )
-        lens.append(number)
-    if len(lens) != num_sequences:
-        raise InvalidArgumentError(
-            "query_lens", lens, f"must hold {num_sequences} lengths", "pass one for each sequence"
-        )
-    if sum(lens) != total_q:
-        raise InvalidArgumentError(
-            "query_lens", lens, f"must add up to q.shape[0] = {total_q}", "lay q out in their order"
-        )
-    return lens
-
-
-# A scoring call on sequences, checked.
-
-
-@dataclass(frozen=True)
-class ScoreCall:
-    """What a call on sequences asks for, its defaults filled in.
-
-    Attributes:
-        sequences: ids, one for each request.
-        requests: the rows of each of them.
-        topk: blocks to select for a row.
-        order: order of the block ids.
-        init_blocks: blocks forced at a row's start.
-        local_blocks: blocks forced at a row's end.
-        return_scores: whether to give the scores back.
-    """
-
-    sequences: tuple[int, ...]
-    requests: tuple[Request, ...]
-    topk: int
-    order: Order
-    init_blocks: int
-    local_blocks: int
-    return_scores: bool
-
-    @property
-    def num_score_blocks(self) -> int:
-        """Blocks of the longest request: ``S`` of the scores."""
-        return max((request.num_blocks for request in self.requests), default=0)
-
-
-# Methods that torch.compile must not trace.
+KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -167,10 +63,6 @@ def untraced(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Res
         return method(*args, **kwargs)
 
     return run
-
-
-KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)
 
 
 class IndexScorer:
@@ -327,30 +219,17 @@ class IndexScorer:
             UnknownSequenceError: one of them is not live.
             InvalidArgumentError: an argument is outside the contract, or the call does not fit in memory.
         """
-        with self._lock, named_for_queries(q):
-            times = StageTimes(self.device)
+        with self._lock, named_out_of_memory("q.shape[0]", q, *TOO_MANY_QUERIES):
+            pages = self._cache.pages
+            times = StageTimes(pages.device)
             with times.stage("check"):
-                forced = self._forced_blocks(init_blocks, local_blocks)
-                selection = self._selection(topk, order)
-                call = self._checked_call(q, sequences, query_lens, selection, forced, return_scores)
+                options = self._options(return_scores, topk, init_blocks, local_blocks, order)
+                requests = self._requests(q, sequences, query_lens)
                 block_table = self._cache.block_tables(sequences)
-            batch = ScoreBatch(
-                q=self._quantized(q, times),
-                pages=self.pages,
-                block_table=block_table,
-                lut=self._lut,
-                requests=call.requests,
-                init_blocks=call.init_blocks,
-                local_blocks=call.local_blocks,
-            )
-            return score_and_select(
-                self._backend,
-                batch,
-                topk=call.topk,
-                order=call.order,
-                times=times,
-                return_scores=call.return_scores,
-            )
+            q = self._quantized(q, times)
+            forced = options.init_blocks, options.local_blocks
+            batch = ScoreBatch(q, pages, block_table, self._lut, requests, *forced)
+            return score_and_select(self._backend, batch, options, times)
 
     @untraced
     def score_paged(
@@ -387,28 +266,20 @@ class IndexScorer:
         Raises:
             InvalidArgumentError: an argument is outside the contract, or the call does not fit in memory.
         """
-        with self._lock, named_for_queries(q):
-            times = StageTimes(self.device)
+        with self._lock, named_out_of_memory("q.shape[0]", q, *TOO_MANY_QUERIES):
+            device = self.device
+            times = StageTimes(device)
             with times.stage("check"):
-                check_bool("return_scores", return_scores)
-                init, local = self._forced_blocks(init_blocks, local_blocks)
-                k, ids_order = self._selection(topk, order)
+                options = self._options(return_scores, topk, init_blocks, local_blocks, order)
                 self._check_query(q)
-                check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=self.device)
+                check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=device)
                 pages = as_pages(pages)
                 requests = checked_requests(q.shape[0], pages, block_table, cu_seqlens_q, seq_lens)
                 check_finite("q", q)
                 given_q = q
             q = self._quantized(q, times)
-            batch = ScoreBatch(
-                q=q,
-                pages=pages,
-                block_table=block_table.contiguous(),
-                lut=self._lut,
-                requests=requests,
-                init_blocks=init,
-                local_blocks=local,
-            )
+            forced = options.init_blocks, options.local_blocks
+            batch = ScoreBatch(q, pages, block_table.contiguous(), self._lut, requests, *forced)
             if scores is not None:
                 with times.stage("check"):
                     if not return_scores:
@@ -421,26 +292,41 @@ class IndexScorer:
                     check_scores_buffer(scores, batch)
                     check_apart("scores", scores, {"q": given_q})
                     scores = scores.detach()
-            return score_and_select(
-                self._backend,
-                batch,
-                topk=k,
-                order=ids_order,
-                times=times,
-                return_scores=return_scores,
-                scores=scores,
-            )
+            return score_and_select(self._backend, batch, options, times, scores)
 
-    def _checked_call(
+    def _options(
+        self,
+        return_scores: bool,
+        topk: int | None,
+        init_blocks: int | None,
+        local_blocks: int | None,
+        order: Order | None,
+    ) -> ScoreOptions:
+        """Checks the options of a call; those of the configuration, checked before, stand in for None."""
+        check_bool("return_scores", return_scores)
+        config = self.config
+        init = config.init_blocks if init_blocks is None else check_forced_blocks("init_blocks", init_blocks)
+        local = (
+            config.local_blocks if local_blocks is None else check_forced_blocks("local_blocks", local_blocks)
+        )
+        if order is not None:
+            check_order(order)
+        return ScoreOptions(
+            topk=config.topk_blocks if topk is None else check_topk("topk", topk),
+            order=config.order if order is None else order,
+            # More than a context holds is all of it; a kernel's integers end sooner than Python's.
+            init_blocks=min(init, MAX_SEQ_BLOCKS),
+            local_blocks=min(local, MAX_SEQ_BLOCKS),
+            return_scores=return_scores,
+        )
+
+    def _requests(
         self,
         q: torch.Tensor,
         sequences: Sequence[int],
         query_lens: Sequence[int] | NDArray[np.integer[Any]] | None,
-        selection: tuple[int, Order],
-        forced_blocks: tuple[int, int],
-        return_scores: bool,
-    ) -> ScoreCall:
-        """Check the arguments of :meth:`score`, of which ``selection`` and ``forced_blocks`` already are."""
+    ) -> tuple[Request, ...]:
+        """Checks the queries and the sequences of a call: the rows of each of them."""
         if not isinstance(sequences, (list, tuple)):
             raise InvalidArgumentError(
                 "sequences",
@@ -448,29 +334,11 @@ class IndexScorer:
                 "must be a list or a tuple of ids",
                 "pass [sequence], or call .tolist()",
             )
-        check_bool("return_scores", return_scores)
         seq_lens = [self.sequence_length(seq) for seq in sequences]
         self._check_query(q)
         requests = ragged_requests(q.shape[0], seq_lens, query_lens)
-        # Only now is their number known to be one whose memory may be read.
-        check_finite("q", q)
-        return ScoreCall(tuple(sequences), requests, *selection, *forced_blocks, return_scores)
-
-    def _forced_blocks(self, init_blocks: int | None, local_blocks: int | None) -> tuple[int, int]:
-        init = self.config.init_blocks if init_blocks is None else init_blocks
-        local = self.config.local_blocks if local_blocks is None else local_blocks
-        # More than a context holds is all of it; a kernel's integers end sooner than Python's.
-        most = blocks_of(MAX_SEQ_LEN)
-        return (
-            min(check_forced_blocks("init_blocks", init), most),
-            min(check_forced_blocks("local_blocks", local), most),
-        )
-
-    def _selection(self, topk: int | None, order: Order | None) -> tuple[int, Order]:
-        k = self.config.topk_blocks if topk is None else topk
-        ids_order = self.config.order if order is None else order
-        check_order(ids_order)
-        return check_topk("topk", k), ids_order
+        check_finite("q", q)  # last: only now is their number known to be one whose memory may be read
+        return requests
 
     def _check_query(self, q: torch.Tensor) -> None:
         shape = (None, self.config.num_index_heads, HEAD_DIM)
@@ -481,3 +349,83 @@ class IndexScorer:
             return q.detach().contiguous()
         with times.stage("quantize_query"):
             return quantize_query(q.detach()).contiguous()
+
+
+# ---- Rows of ``q`` and the sequences they belong to ----
+
+
+def ragged_requests(
+    total_q: int, seq_lens: Sequence[int], query_lens: Sequence[int] | NDArray[np.integer[Any]] | None
+) -> tuple[Request, ...]:
+    """Lay the rows of ``q`` out over the sequences of a call: each sequence's rows are its last positions.
+
+    Args:
+        total_q: rows of ``q``.
+        seq_lens: tokens of each sequence of the call.
+        query_lens: queries of each sequence. None: all rows belong to the only sequence, or each of several
+            sequences has one row.
+
+    Raises:
+        InvalidArgumentError: the lengths do not fit each other.
+    """
+    if query_lens is None:
+        lens = _implied_lens(total_q, len(seq_lens))
+    else:
+        lens = _checked_lens(query_lens, total_q, len(seq_lens))
+    requests = []
+    start = 0
+    for row, (query_len, seq_len) in enumerate(zip(lens, seq_lens)):
+        if query_len > seq_len:
+            raise InvalidArgumentError(
+                f"query_lens[{row}]",
+                query_len,
+                f"must be at most the {seq_len} tokens of its sequence",
+                "append this step's keys before scoring its queries",
+            )
+        requests.append(Request(row, start, query_len, seq_len))
+        start += query_len
+    return tuple(requests)
+
+
+def _implied_lens(total_q: int, num_sequences: int) -> list[int]:
+    if num_sequences == 1:
+        return [total_q]
+    if total_q == num_sequences:
+        return [1] * num_sequences
+    raise InvalidArgumentError(
+        "query_lens",
+        None,
+        f"must be given: {total_q} rows of q do not say how many belong to each of {num_sequences} sequences",
+        "pass the number of queries of each sequence",
+    )
+
+
+def _checked_lens(
+    query_lens: Sequence[int] | NDArray[np.integer[Any]], total_q: int, num_sequences: int
+) -> list[int]:
+    if not isinstance(query_lens, (list, tuple)) and not (
+        isinstance(query_lens, np.ndarray) and query_lens.ndim == 1
+    ):
+        raise InvalidArgumentError(
+            "query_lens",
+            type(query_lens).__name__,
+            "must be a list, a tuple or a flat array of ints",
+            "call .tolist()",
+        )
+    lens: list[int] = []
+    for row, query_len in enumerate(query_lens):
+        number = as_int(query_len)
+        if number is None or number < 0:
+            raise InvalidArgumentError(
+                f"query_lens[{row}]", repr(query_len), "must be an int, 0 or more", "pass whole numbers"
+            )
+        lens.append(number)
+    if len(lens) != num_sequences:
+        raise InvalidArgumentError(
+            "query_lens", lens, f"must hold {num_sequences} lengths", "pass one for each sequence"
+        )
+    if sum(lens) != total_q:
+        raise InvalidArgumentError(
+            "query_lens", lens, f"must add up to q.shape[0] = {total_q}", "lay q out in their order"
+        )
+    return lens

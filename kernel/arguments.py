@@ -30,9 +30,6 @@ def check_bool(argument: str, value: object) -> None:
         raise InvalidArgumentError(argument, repr(value), "must be a bool", "pass True or False")
 
 
-# Shapes of tensors and arrays, and what makes a wrong one right.
-
-
 def has_shape(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
     """Whether all sizes are the wanted ones; None is any."""
     return len(found) == len(wanted) and all(

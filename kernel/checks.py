@@ -9,7 +9,7 @@ import torch
 
 from kernel.arguments import check_int, has_shape, shape_remedy
 from kernel.batch import Request, ScoreBatch
-from kernel.contract import HEAD_DIM, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
+from kernel.contract import HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
 
@@ -126,8 +126,9 @@ def checked_batch(
     Raises:
         InvalidArgumentError: naming the argument, its value, the limit and the remedy.
     """
-    init_blocks = check_forced_blocks("init_blocks", init_blocks)
-    local_blocks = check_forced_blocks("local_blocks", local_blocks)
+    # More than a context holds is all of it; a kernel's integers end sooner than Python's.
+    init_blocks = min(check_forced_blocks("init_blocks", init_blocks), MAX_SEQ_BLOCKS)
+    local_blocks = min(check_forced_blocks("local_blocks", local_blocks), MAX_SEQ_BLOCKS)
     pages = as_pages(pages)
     shape = (None, num_heads, HEAD_DIM)
     check_tensor("q", q, dtypes=(torch.float8_e4m3fn,), shape=shape, device=pages.device)

@@ -25,3 +25,5 @@ MAX_TOPK = 64
 """Most blocks a row may select."""
 MAX_SEQ_LEN = 1 << 20
 """Longest context, tokens."""
+MAX_SEQ_BLOCKS = MAX_SEQ_LEN // BLOCK_TOKENS
+"""Blocks of the longest context."""

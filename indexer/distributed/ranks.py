@@ -1,4 +1,4 @@
-"""The ranks of a process group, and messages between all of them that end by a deadline.
+"""The ranks of a process group: all-to-all messages with a deadline, and agreement about every call.
 
 Messages on the host are sent from each rank to each, not through a collective: a collective passes them along
 a ring, so that a rank that ends looks to most others like a neighbour that is late. This way each rank waits
@@ -210,7 +210,7 @@ def _late(deadline: timedelta) -> str:
     return f"no answer within {deadline.total_seconds():g} s"
 
 
-# What a call sends to each of the other ranks, in bytes.
+# ---- What a call sends to each of the other ranks, in bytes ----
 #
 #     append, add, fork, free     HEADER_BYTES
 #     score                       HEADER_BYTES + rows * candidate_bytes(k)
@@ -219,7 +219,7 @@ def _late(deadline: timedelta) -> str:
 # ``rows`` are query tokens times the index heads of the rank. A rank receives as much from each other rank.
 
 HEADER_BYTES = 256
-"""A rank's statement about a call: fingerprints, outcome, free pages, and a text for people."""
+"""A rank's statement about a call: fingerprints, outcome, free pages, and a human-readable text."""
 
 
 def candidate_bytes(topk: int) -> int:
@@ -232,7 +232,7 @@ def share_bytes(num_score_blocks: int, context_ranks: int) -> int:
     return 4 * -(-num_score_blocks // context_ranks)
 
 
-# How ranks make sure that they make the same call in the same state, and how it went on each of them.
+# ---- Agreement: the ranks make the same call in the same state, and hear how it went on each of them ----
 #
 # Before a call changes anything that cannot be undone, or returns, every rank sends a header of a fixed size
 # to all others:
@@ -261,7 +261,7 @@ class Header:
         short_pages: pages that are free then.
         free_pages: pages that are free once the call is done.
         calls: calls before this one.
-        text: the call or the refusal, for people.
+        text: the call or the refusal, human-readable.
     """
 
     config: int

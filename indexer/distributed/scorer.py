@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from indexer.config import IndexerConfig
 from indexer.distributed.ranks import Agreement, RankGroup
 from indexer.distributed.share import (
     HeldRequest,
+    SharePiece,
     ShareScorer,
     Stripe,
     best_candidates,
@@ -24,8 +25,8 @@ from indexer.distributed.share import (
     merge_scores,
     write_share,
 )
-from indexer.pipeline import ScoreResult, StageTimes, allocate_scores
-from indexer.scorer import KEY_DTYPES, IndexScorer, ScoreCall, untraced
+from indexer.pipeline import ScoreOptions, ScoreResult, StageTimes, allocate_scores
+from indexer.scorer import KEY_DTYPES, IndexScorer, untraced
 from kernel.arguments import as_int, check_int
 from kernel.backends.base import Backend, Order
 from kernel.batch import Request, causal_blocks
@@ -33,7 +34,7 @@ from kernel.checks import check_finite, check_heads, check_tensor
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError, RankLostError, UnknownSequenceError
 
-# How ranks share heads and context out.
+# ---- How heads and context are divided among ranks ----
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,39 @@ class Division:
         return Stripe((self.context_rank - first_rank) % self.context_ranks, self.context_ranks)
 
 
-# The two answers a call may want: block ids alone, or all scores. Each has one message and one merge.
+# ---- The two answers of a call: block ids alone, or all scores. Each has one message and one merge. ----
 #
-# Both are made before the ranks agree about the call, with the memory they need, so that every rank hears of
-# a refusal; then the payload is sent to all, and every rank merges what all have sent.
+# Both are prepared before the ranks agree about the call, with the memory they need, so that every rank hears
+# of a refusal. Then each rank sends its payload to all others and merges what it received.
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """This rank's share of a call.
+
+    Attributes:
+        backend: selects.
+        scorer: scores this rank's blocks.
+        division: this rank's place.
+        q: ``[total_q, heads, 128]`` float8_e4m3fn of its heads.
+        requests: with what it holds.
+        num_score_blocks: blocks of the longest request, ``S``.
+        options: of the call.
+        times: the call's stages.
+    """
+
+    backend: Backend
+    scorer: ShareScorer
+    division: Division
+    q: torch.Tensor
+    requests: Sequence[HeldRequest]
+    num_score_blocks: int
+    options: ScoreOptions
+    times: StageTimes
+
+    def pieces(self) -> Iterator[SharePiece]:
+        """Scores of this rank's blocks, see :meth:`indexer.distributed.share.ShareScorer.pieces`."""
+        return self.scorer.pieces(self.q, self.requests, self.options)
 
 
 class Answer(Protocol):
@@ -88,88 +118,59 @@ class Answer(Protocol):
     gathered: torch.Tensor
     """Room for every rank's payload, ``[ranks, *payload.shape]``."""
 
-    def merged(self, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Block ids ``[H, total_q, k]`` int32 and scores ``[H, total_q, S]`` float32 from what was
-        gathered."""
+    def merged(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Returns block ids ``[H, total_q, k]`` int32 and scores ``[H, total_q, S]`` float32 of all ranks."""
         ...
 
 
 class BlockIds:
-    """The best blocks of every row.
+    """The best blocks of every row. Adds the stages ``select`` and ``merge``."""
 
-    Args:
-        backend: selects.
-        scorer: scores this rank's blocks.
-        division: this rank's place.
-        q: ``[total_q, heads, 128]`` float8_e4m3fn of its heads.
-        requests: with what it holds.
-        call: the call.
-        times: the call's stages; ``select`` is added.
-    """
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        division = share.division
+        with share.times.stage("select"):
+            shape = (share.q.shape[1], share.q.shape[0], share.options.topk)
+            self.payload = best_candidates(share.backend, share.pieces(), shape, division.context_ranks)
+        device = share.backend.device
+        self.gathered = torch.empty((division.ranks, *shape), dtype=torch.int64, device=device)
 
-    def __init__(
-        self,
-        backend: Backend,
-        scorer: ShareScorer,
-        division: Division,
-        q: torch.Tensor,
-        requests: Sequence[HeldRequest],
-        call: ScoreCall,
-        times: StageTimes,
-    ) -> None:
-        self._division = division
-        self._order = call.order
-        with times.stage("select"):
-            pieces = scorer.pieces(q, requests, call)
-            shape = (q.shape[1], q.shape[0], call.topk)
-            self.payload = best_candidates(backend, pieces, shape, division.context_ranks)
-        self.gathered = torch.empty((division.ranks, *shape), dtype=torch.int64, device=backend.device)
-
-    def merged(self, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def merged(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See :class:`Answer`."""
-        with times.stage("merge"):
-            return merge_candidates(self.gathered, self._division.head_groups, self._order), None
+        share = self._share
+        with share.times.stage("merge"):
+            return merge_candidates(self.gathered, share.division.head_groups, share.options.order), None
 
 
 class Scores:
-    """The scores of every row, and the selection from them. Arguments as of :class:`BlockIds`."""
+    """The scores of every row, and the selection from them. Adds ``score``, ``merge`` and ``topk``."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        scorer: ShareScorer,
-        division: Division,
-        q: torch.Tensor,
-        requests: Sequence[HeldRequest],
-        call: ScoreCall,
-        times: StageTimes,
-    ) -> None:
-        self._backend = backend
-        self._division = division
-        self._requests = requests
-        self._call = call
-        device = backend.device
-        total_q, heads = q.shape[:2]
-        columns = -(-call.num_score_blocks // division.context_ranks)
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        division, device = share.division, share.backend.device
+        total_q, heads = share.q.shape[:2]
+        columns = -(-share.num_score_blocks // division.context_ranks)
         all_heads = heads * division.head_groups
-        self._scores = allocate_scores((all_heads, total_q, call.num_score_blocks), device)
-        self._block_ids = torch.full((all_heads, total_q, call.topk), -1, dtype=torch.int32, device=device)
+        self._scores = allocate_scores((all_heads, total_q, share.num_score_blocks), device)
+        shape = (all_heads, total_q, share.options.topk)
+        self._block_ids = torch.full(shape, -1, dtype=torch.int32, device=device)
         self.payload = allocate_scores((heads, total_q, columns), device)
         gathered = allocate_scores((division.ranks * heads, total_q, columns), device)
         self.gathered = gathered.view(division.ranks, heads, total_q, columns)
-        with times.stage("score"):
-            write_share(scorer.pieces(q, requests, call), self.payload)
+        with share.times.stage("score"):
+            write_share(share.pieces(), self.payload)
 
-    def merged(self, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def merged(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See :class:`Answer`."""
-        groups, ranks = self._division.head_groups, self._division.context_ranks
-        with times.stage("merge"):
-            shares = self.gathered.view(groups, ranks, *self.payload.shape)
-            merge_scores(shares, self._requests, self._scores)
-        with times.stage("topk"):
-            requests = [held.request for held in self._requests]
-            num_blocks = causal_blocks(requests, self._scores.shape[1]).to(self._backend.device)
-            self._backend.topk(self._scores, num_blocks, self._block_ids, self._call.order)
+        share = self._share
+        division = share.division
+        with share.times.stage("merge"):
+            shares = self.gathered.view(division.head_groups, division.context_ranks, *self.payload.shape)
+            merge_scores(shares, share.requests, self._scores)
+        with share.times.stage("topk"):
+            requests = [held.request for held in share.requests]
+            num_blocks = causal_blocks(requests, self._scores.shape[1]).to(share.backend.device)
+            share.backend.topk(self._scores, num_blocks, self._block_ids, share.options.order)
         return self._block_ids, self._scores
 
 
@@ -393,22 +394,28 @@ class DistributedIndexScorer(IndexScorer):
             times = StageTimes(self.device)
             with self._agreement.settled("score", changes=False) as statement:
                 with times.stage("check"):
-                    forced = self._forced_blocks(init_blocks, local_blocks)
-                    selection = self._selection(topk, order)
-                    call = self._checked_call(q, sequences, query_lens, selection, forced, return_scores)
-                    lens = [request.query_len for request in call.requests]
-                    statement.says([int(seq) for seq in sequences], lens, q.dtype, *selection, *forced)
-                    statement.says(return_scores)
-                    requests = [self._held(*pair) for pair in zip(call.requests, call.sequences)]
-                    num_blocks = causal_blocks(call.requests, q.shape[0]).to(self.device)
-                own_q = self._quantized(q[:, self._division.heads], times)
-                kind = Scores if return_scores else BlockIds
-                answer: Answer = kind(
-                    self._backend, self._share, self._division, own_q, requests, call, times
+                    options = self._options(return_scores, topk, init_blocks, local_blocks, order)
+                    requests = self._requests(q, sequences, query_lens)
+                    lens = [request.query_len for request in requests]
+                    *selected_by, scored = astuple(options)
+                    statement.says([int(seq) for seq in sequences], lens, q.dtype, *selected_by)
+                    statement.says(scored)
+                    held = [self._held(*pair) for pair in zip(requests, sequences)]
+                    num_blocks = causal_blocks(requests, q.shape[0]).to(self.device)
+                share = Share(
+                    backend=self._backend,
+                    scorer=self._share,
+                    division=self._division,
+                    q=self._quantized(q[:, self._division.heads], times),
+                    requests=held,
+                    num_score_blocks=max((request.num_blocks for request in requests), default=0),
+                    options=options,
+                    times=times,
                 )
+                answer: Answer = Scores(share) if return_scores else BlockIds(share)
             with times.stage("exchange"):
                 self._ranks.gather(answer.payload, answer.gathered)
-            block_ids, scores = answer.merged(times)
+            block_ids, scores = answer.merged()
             return ScoreResult(
                 block_ids=block_ids,
                 scores=scores,

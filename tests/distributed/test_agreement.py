@@ -17,7 +17,7 @@ from indexer import IndexerConfig
 from indexer.distributed import DistributedIndexScorer
 from indexer.distributed.ranks import HEADER_BYTES, Agreement, candidate_bytes, share_bytes
 from indexer.distributed.share import HeldRequest, ShareScorer, Stripe
-from indexer.scorer import ScoreCall
+from indexer.pipeline import ScoreOptions
 from kernel.backends import registry
 from kernel.batch import Request
 from kernel.errors import InvalidArgumentError, RankDisagreementError
@@ -144,13 +144,13 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def operations(requests: int) -> int:
     """Operations of one piece of so many decode requests of 20 blocks, beside the backend's own."""
     call_requests = tuple(Request(row, row, 1, 2500) for row in range(requests))
-    call = ScoreCall(tuple(range(requests)), call_requests, 4, "score", 2, 2, False)
+    options = ScoreOptions(4, "score", 2, 2, False)
     held = [HeldRequest(request, 0, Stripe(1, 2), array("i", range(10))) for request in call_requests]
     scorer = ShareScorer(registry.create("cpu"), torch.zeros(10, 9216, dtype=torch.uint8), build_lut("cpu"))
     q = torch.zeros(requests, 1, 128).to(torch.float8_e4m3fn)
     counting = Counting()
     with counting:
-        pieces = list(scorer.pieces(q, held, call))
+        pieces = list(scorer.pieces(q, held, options))
     assert len(pieces) == 1
     return counting.count
 
