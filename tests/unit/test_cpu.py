@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel.backends import cpu
 from kernel.backends.base import Order, Precision
-from kernel.backends.cpu import CpuBackend, score, topk
+from kernel.backends.cpu import CpuBackend, topk
+from kernel.backends.cpu import backend as cpu_module
 from kernel.checks import checked_batch
 from kernel.contract import PAGE_BYTES
 from kernel.errors import InvalidArgumentError
@@ -92,8 +93,8 @@ def test_every_tile_width(cpu_backend: CpuBackend, rows: int) -> None:
 def test_chunks_and_groups(cpu_backend: CpuBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     call = random_call(LENGTHS, values="inexact").forcing(1, 2)
     scores = scores_of(cpu_backend, call)
-    monkeypatch.setattr(score, "CHUNK_ROWS", 52)
-    monkeypatch.setattr(score, "MAX_GROUP_BLOCKS", 5)
+    monkeypatch.setattr(cpu_module, "CHUNK_ROWS", 52)
+    monkeypatch.setattr(cpu_module, "MAX_GROUP_BLOCKS", 5)
     assert_same_bits(scores_of(CpuBackend(), call), scores)
 
 
@@ -124,13 +125,13 @@ def test_select_is_score_then_topk(
 
 def test_float64_where_float32_tiles_disagree(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every float64 sum is exact, so the scores are the oracle's after rounding to float32, all bits."""
-    monkeypatch.setattr(score, "_agrees", lambda *_: False)
-    score.agreeing_shapes.cache_clear()
+    monkeypatch.setattr(cpu_module, "_agrees", lambda *_: False)
+    cpu_module.agreeing_shapes.cache_clear()
     try:
         fallback = CpuBackend()
-        assert score.agreeing_shapes()[0] == torch.float64
+        assert cpu_module.agreeing_shapes()[0] == torch.float64
     finally:
-        score.agreeing_shapes.cache_clear()
+        cpu_module.agreeing_shapes.cache_clear()
     call = random_call(LENGTHS[1:], values="inexact").forcing(0, 1)
     exact = scores_of(fallback, call)
     assert_within_bounds(exact, call, "exact")
@@ -142,17 +143,17 @@ def test_float64_where_float32_tiles_disagree(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_narrow_width_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    agrees = score._agrees
+    agrees = cpu_module._agrees
 
     def only_wide(keys: torch.Tensor, queries: torch.Tensor, product: torch.Tensor) -> bool:
         return queries.shape[0] >= 128 and agrees(keys, queries, product)
 
-    monkeypatch.setattr(score, "_agrees", only_wide)
-    score.agreeing_shapes.cache_clear()
+    monkeypatch.setattr(cpu_module, "_agrees", only_wide)
+    cpu_module.agreeing_shapes.cache_clear()
     try:
-        tiles = score.RowTiles()
+        tiles = cpu_module.RowTiles()
     finally:
-        score.agreeing_shapes.cache_clear()
+        cpu_module.agreeing_shapes.cache_clear()
     assert min(tiles.widths) >= 128
     queries = torch.zeros(3, 128).to(torch.float8_e4m3fn)
     assert [tile.queries.shape[1] for tile in tiles.split(queries, 0, 1)] == [min(tiles.widths)]
@@ -215,11 +216,11 @@ def test_select_memory_does_not_grow_with_the_queries() -> None:
 def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first prefill of 2,048 tokens: about half of the blocks, counted in tokens times rows."""
     multiplied = 0
-    write = score.TileMaxima.write
+    write = cpu_module.TileMaxima.write
 
     def counting(
-        self: score.TileMaxima,
-        tile: score.RowTile,
+        self: cpu_module.TileMaxima,
+        tile: cpu_module.RowTile,
         keys: torch.Tensor,
         first_position: int,
         out: torch.Tensor,
@@ -230,7 +231,7 @@ def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyP
         assert first_position + keys.shape[0] - 128 <= tile.last_position
         write(self, tile, keys, first_position, out)
 
-    monkeypatch.setattr(score.TileMaxima, "write", counting)
+    monkeypatch.setattr(cpu_module.TileMaxima, "write", counting)
     call = long_call(16, 2048)
     scores_of(CpuBackend(), call)
     visible = int(call.batch().num_blocks_per_query().sum()) * 128 * 4

@@ -14,7 +14,7 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.fidelity import selection_recall, unquantised_scores
 from indexer.replay import as_tensor, load_case
 from indexer.verify import selftest_case, verify_case
-from kernel.backends.cpu import score
+from kernel.backends.cpu import backend as cpu_module
 from tests.support.cases import ROOT
 from tests.support.compare import assert_same_bits
 from tests.support.process import printed_by
@@ -88,8 +88,8 @@ def forget_tables() -> Iterator[Callable[[], None]]:
     """Has the cpu backend build its tables anew, now and after the test."""
 
     def forget() -> None:
-        score.agreeing_shapes.cache_clear()
-        score.build_pair_table.cache_clear()
+        cpu_module.agreeing_shapes.cache_clear()
+        cpu_module.build_pair_table.cache_clear()
 
     yield forget
     forget()
