@@ -1,4 +1,4 @@
-"""A case through the oracle: what has to come out, and how far a backend may be from it.
+"""Runs a case through the oracle: what has to come out, and how far a backend may be from it.
 
 Queries are cast and keys are inserted by the oracle too, into pages of its own, so nothing but the case is
 shared with what is being checked.
@@ -64,8 +64,7 @@ def in_pages(case: Case) -> Case:
 def select(scores: NDArray[np.float32], case: Case) -> NDArray[np.int32]:
     """The right selection from given scores ``[H, total_q, S]``: ``[H, total_q, k]`` int32."""
     num_blocks = case.num_blocks_per_query()
-    heads = [best_blocks(head_scores, num_blocks, case.topk) for head_scores in scores]
-    return np.stack(heads)
+    return np.stack([best_blocks(head_scores, num_blocks, case.topk) for head_scores in scores])
 
 
 def _batch(case: Case) -> ScoreBatch:
@@ -109,7 +108,7 @@ def _pages(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     return pages, block_table
 
 
-# How far a backend's answer is from the right one: errors of scores, and rows of other blocks.
+# ---- How far an answer is from the right one ----
 
 
 def score_error(
@@ -169,8 +168,7 @@ def wrong_rows(
             wrong |= (case.expected_block_ids != select(case.expected_scores, case)).any(axis=2)
     for ranking in rankings:
         suspect = (block_ids != ranking).any(axis=2) & ~wrong
-        for head, token in np.argwhere(suspect):
-            cell = (head, token)
+        for cell in zip(*np.nonzero(suspect)):
             wrong[cell] = not _close_exchange(
                 block_ids[cell],
                 ranking[cell],

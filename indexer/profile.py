@@ -1,4 +1,7 @@
-"""Runs a case several times and says where the time went."""
+"""Runs a case several times, and compares the time of each stage with what the device reaches at best.
+
+floor = max(flop / peak product rate, bytes / peak copy bandwidth)
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import heapq
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +26,7 @@ from kernel.batch import Request
 from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
 from kernel.plan import STORE_BLOCKS, XCDS, plan_prefill
 
-# What a device reaches when it does nothing but one thing: the floor that a call is compared with.
+# ---- Peaks of the device, measured ----
 
 _RUNS = 5
 _CPU_SIZE, _GPU_SIZE = 1024, 8192
@@ -77,20 +79,17 @@ def measured_fp8_rate(device: torch.device) -> float | None:
 
 
 def _best_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The shortest of some runs on an idle device."""
     best = float("inf")
     for _ in range(_RUNS):
-        _wait(device)
-        began = time.perf_counter()
-        run()
-        _wait(device)
-        best = min(best, time.perf_counter() - began)
+        times = StageTimes(device)
+        with times.stage("run"):
+            run()
+        best = min(best, times["run"])
     return best
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
+# ---- The profile of a case ----
 
 CacheUse = Literal["cold", "warm"]
 _DEVICE_STAGES = ("score", "topk", "select")
@@ -136,7 +135,8 @@ def profile_case(
         before_run()
     device_seconds = statistics.median(sum(run.get(name, 0.0) for name in _DEVICE_STAGES) for run in runs)
     work, moved = flop(case), bytes_moved(case, scores=scores)
-    floor = _floor(work, moved, measured_peaks(device))
+    peaks = measured_peaks(device)
+    compute, memory = work / peaks.flop_per_second, moved / peaks.bytes_per_second
     return Profile(
         backend=scorer.backend,
         device=str(device),
@@ -153,8 +153,15 @@ def profile_case(
         bytes=moved,
         tflops=work / device_seconds / 1e12 if device_seconds else 0.0,
         tbps=moved / device_seconds / 1e12 if device_seconds else 0.0,
-        floor=floor,
-        times_floor=1e3 * device_seconds / max(floor.compute_ms, floor.memory_ms, 1e-9),
+        floor=Floor(
+            tflops=peaks.flop_per_second / 1e12,
+            tbps=peaks.bytes_per_second / 1e12,
+            source=peaks.source,
+            compute_ms=1e3 * compute,
+            memory_ms=1e3 * memory,
+            bound_by="compute" if compute > memory else "memory",
+        ),
+        times_floor=device_seconds / max(compute, memory, 1e-12),
         trace=_trace(scorer, case, scores) if trace else None,
     )
 
@@ -179,18 +186,6 @@ def _run(scorer: CaseScorer, case: Case, scores: bool, flush: torch.Tensor | Non
         flush.add_(1)
     scorer.run(batch, topk=case.topk, order="score", times=times, return_scores=scores)
     return dict(times)
-
-
-def _floor(work: int, moved: int, peaks: Peaks) -> Floor:
-    compute, memory = work / peaks.flop_per_second, moved / peaks.bytes_per_second
-    return Floor(
-        tflops=peaks.flop_per_second / 1e12,
-        tbps=peaks.bytes_per_second / 1e12,
-        source=peaks.source,
-        compute_ms=1e3 * compute,
-        memory_ms=1e3 * memory,
-        bound_by="compute" if compute > memory else "memory",
-    )
 
 
 def _stage(name: str, seconds: list[float]) -> StageMs:
@@ -224,7 +219,7 @@ def _trace(scorer: CaseScorer, case: Case, scores: bool) -> dict[str, Any]:
         return trace
 
 
-# How evenly the gfx950 launch plan of a call keeps its workgroups busy: a prediction, no GPU is needed.
+# ---- How evenly the gfx950 launch plan keeps its workgroups busy: a prediction, no GPU is needed ----
 
 MAX_DECODE_QUERIES = 16
 """Queries up to which a request is decoded rather than planned."""

@@ -1,4 +1,9 @@
-"""Whether a backend computes a case right: against the oracle, and against what the case expects."""
+"""Checks a backend's answer to a case against the oracle and against what the case expects.
+
+    case -> finite queries -> parts -> backend -> oracle -> errors and mismatched rows
+
+An engine's recorded result, where the case has one, is judged by the same oracle.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +14,16 @@ from itertools import islice
 
 import ml_dtypes
 import numpy as np
-from numpy.typing import NDArray
 
 from indexer.case import Case
 from indexer.case.case import Part, parts
 from indexer.explain import MAX_FINDINGS, EngineJudge, EngineVerdict
+from indexer.explain.verdict import Bools, Floats, Ids
 from indexer.oracle import WRONG_CELL_ERROR, in_pages, run_oracle, score_error, wrong_rows
 from indexer.replay import load_case
 from kernel.backends.base import SCORE_TOLERANCE, Precision
 
-# Rows whose queries are not finite: they have no right answer, and the other rows of their call have.
+# ---- Rows whose queries are not finite: they have no right answer, other rows of their call do ----
 
 CHUNK_TOKENS = 1 << 14
 """Queries that are widened at a time."""
@@ -45,7 +50,7 @@ class NotFiniteRow:
     value: str
 
 
-def finite_rows(case: Case) -> NDArray[np.bool_]:
+def finite_rows(case: Case) -> Bools:
     """``[H, total_q]``: whether a row's query is finite."""
     finite = np.empty((case.total_q, case.num_heads), dtype=bool)
     for first in range(0, case.total_q, CHUNK_TOKENS):
@@ -54,7 +59,7 @@ def finite_rows(case: Case) -> NDArray[np.bool_]:
     return np.asarray(finite.T)
 
 
-def with_finite_queries(case: Case, finite: NDArray[np.bool_]) -> Case:
+def with_finite_queries(case: Case, finite: Bools) -> Case:
     """The same call with zeros for the queries of the other rows; itself if there are none."""
     if finite.all():
         return case
@@ -63,7 +68,7 @@ def with_finite_queries(case: Case, finite: NDArray[np.bool_]) -> Case:
     return replace(case, index_q=queries)
 
 
-def not_finite_rows(case: Case, finite: NDArray[np.bool_]) -> Iterator[NotFiniteRow]:
+def not_finite_rows(case: Case, finite: Bools) -> Iterator[NotFiniteRow]:
     """The rows that are not finite, by token and head."""
     prefix = case.seq_lens.astype(np.int64) - case.query_lens - case.cu_seqlens_q[:-1]
     for token, head in np.argwhere(~finite.T).tolist():
@@ -74,6 +79,8 @@ def not_finite_rows(case: Case, finite: NDArray[np.bool_]) -> Iterator[NotFinite
         yield NotFiniteRow(request, head, token, position, dim, str(float(query[dim])))
 
 
+# ---- Verification ----
+
 MAX_WHOLE_CELLS = 1 << 25
 """Scores of a call that is run as a whole: 128 MiB."""
 MAX_PART_CELLS = 1 << 22
@@ -82,7 +89,7 @@ MAX_PART_CELLS = 1 << 22
 
 @dataclass(frozen=True)
 class Verification:
-    """What one backend made of one case.
+    """The comparison of one backend's answer to one case.
 
     Attributes:
         case: name of the case.
@@ -114,13 +121,13 @@ class Verification:
 
     @property
     def backend_ok(self) -> bool:
-        """Whether the backend is right in the rows compared, whatever an engine made of the case."""
+        """Whether the backend is right in the rows compared, whatever an engine's result of the case is."""
         return self.max_score_error <= self.score_tolerance and self.topk_mismatches == 0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Answer:
-    """What a backend made of a case.
+    """A backend's answer to a case.
 
     Attributes:
         scores: ``[H, total_q, S]`` float32.
@@ -130,9 +137,9 @@ class Answer:
         precision: its precision.
     """
 
-    scores: NDArray[np.float32]
-    block_ids: NDArray[np.int32]
-    num_blocks: NDArray[np.int32]
+    scores: Floats
+    block_ids: Ids
+    num_blocks: Ids
     backend: str
     precision: Precision
 
@@ -145,7 +152,7 @@ def verify_case(
     precision: Precision = "exact",
     max_findings: int = MAX_FINDINGS,
 ) -> Verification:
-    """Run a case on a backend and compare; judge what an engine made of it, where that was recorded.
+    """Run a case on a backend and compare; judge an engine's result of it, where one was recorded.
 
     Rows whose queries are not finite are left out, and named: no answer to them is right. The backend scores
     zeros in their place.
@@ -165,7 +172,9 @@ def verify_case(
     for part in parts(judged.case, MAX_PART_CELLS):
         began = time.perf_counter()
         answer = _answer(part.case, backend, precision)
-        judged.add(part, answer, time.perf_counter() - began)
+        judged.seconds += time.perf_counter() - began
+        judged.backend = answer.backend
+        judged.add(part, answer.scores, answer.block_ids, answer.num_blocks)
     return judged.verification(name)
 
 
@@ -185,16 +194,7 @@ def judge(
     judged.backend, judged.seconds = answer.backend, seconds
     for part in parts(judged.case, MAX_PART_CELLS):
         tokens = slice(part.first, part.first + part.case.total_q)
-        judged.add(
-            part,
-            replace(
-                answer,
-                scores=answer.scores[:, tokens],
-                block_ids=answer.block_ids[:, tokens],
-                num_blocks=answer.num_blocks[tokens],
-            ),
-            0.0,
-        )
+        judged.add(part, answer.scores[:, tokens], answer.block_ids[:, tokens], answer.num_blocks[tokens])
     if answer.scores.shape[2] < case.num_score_blocks:
         judged.error, judged.mismatches = WRONG_CELL_ERROR, judged.rows
     return judged.verification(name)
@@ -215,20 +215,19 @@ class _Judgement:
         self.backend, self.seconds = "", 0.0
         self.error, self.mismatches = 0.0, 0
 
-    def add(self, part: Part, answer: Answer, seconds: float) -> None:
-        case, scores = part.case, answer.scores
+    def add(self, part: Part, scores: Floats, block_ids: Ids, num_blocks: Ids) -> None:
+        """Compare the answer to one part with the oracle's."""
+        case = part.case
         oracle = run_oracle(case)
-        self.backend = answer.backend
-        self.seconds += seconds
         rows = self._finite[:, part.first : part.first + case.total_q]
         for right in (oracle.scores, case.expected_scores):
             if right is not None:
                 self.error = max(self.error, score_error(scores[rows], right[rows], oracle.bounds[rows]))
-        sees_others = not np.array_equal(answer.num_blocks, case.num_blocks_per_query())
+        sees_others = not np.array_equal(num_blocks, case.num_blocks_per_query())
         if scores.shape[2] < case.num_score_blocks or sees_others:
             self.mismatches += int(rows.sum())  # a row that sees other blocks is another row
         else:
-            wrong = wrong_rows(case, scores, answer.block_ids, oracle, self._tolerance)
+            wrong = wrong_rows(case, scores, block_ids, oracle, self._tolerance)
             self.mismatches += int((wrong & rows).sum())
         if self._engine is not None:
             self._engine.add(part, oracle)
@@ -265,15 +264,18 @@ def _answer(case: Case, backend: str, precision: Precision) -> Answer:
     )
 
 
-# A small case for telling, within a second, whether a backend computes right on this machine.
+# ---- Self-test ----
 
-REQUESTS = ((2500, 24), (300, 20), (129, 3), (1, 1))
-"""(keys, queries): more blocks than a row selects, rows that straddle a block, one key."""
+REQUESTS = ((2500, 24), (0, 0), (300, 20), (129, 3), (1, 1))
+"""(keys, queries): more blocks than a row selects, an empty request, rows that straddle a block, one key."""
 
 
 def selftest_case(num_heads: int = 4, seed: int = 0) -> Case:
-    """Ragged prefill and decode rows on normal keys with a few strong channels; nothing is forced, since a
-    forced last block would hide a fault in the causal mask."""
+    """A small case that tells within a second whether a backend computes right on this machine.
+
+    Ragged prefill and decode rows on normal keys with a few strong channels; nothing is forced, since a
+    forced last block would hide a fault in the causal mask.
+    """
     generator = np.random.default_rng(seed)
     channels = np.exp(generator.normal(0, 0.7, 128))
     seq_lens, query_lens = np.array(REQUESTS, dtype=np.int32).T

@@ -16,12 +16,12 @@ from starlette.requests import Request
 from indexer import IndexScorer
 from indexer.case import Case
 from indexer.case.container import Array
-from indexer.oracle import mismatched_rows, run_oracle, score_error
 from indexer.pipeline import ScoreResult
 from indexer.replay import CaseScorer, as_tensor
+from indexer.verify import Answer, judge, selftest_case
 from indexer.wire import ScoreReply, SequencesCall
-from kernel.backends.base import SCORE_TOLERANCE, Order
-from kernel.contract import BLOCK_TOKENS, HEAD_DIM, SUPPORTED_HEADS
+from kernel.backends.base import Order
+from kernel.contract import BLOCK_TOKENS, SUPPORTED_HEADS
 from kernel.errors import IndexerError, InvalidArgumentError, RankLostError, UnknownSequenceError
 from server.limits import MAX_FLOP_CPU, MAX_FLOP_GPU, CallLimits, ScoreOptions, check_sequences
 from server.metrics import Metrics
@@ -321,11 +321,8 @@ class Engine:
         return reply
 
 
-# Prepares the backend and checks it against the oracle before anyone is served.
+# ---- The self-test, before anyone is served ----
 
-_LENGTHS = ((260, 19), (0, 0), (129, 1), (650, 2))
-"""(keys, queries): prefill and decode, a request without either, more blocks than are selected."""
-_TOPK = 3
 _OWNER = "self-test"
 
 
@@ -343,25 +340,11 @@ def prepared_engine(settings: Settings) -> Engine:
     """
     engine = Engine(settings)
     for num_heads in SUPPORTED_HEADS:
-        _check_case(engine, _case(num_heads))
-    _check_case(engine, replace(_case(1), init_blocks=1, local_blocks=2))
+        _check_case(engine, selftest_case(num_heads))
+    _check_case(engine, replace(selftest_case(1), init_blocks=1, local_blocks=2))
     _check_sequence(engine)
     engine.records.clear()
     return engine
-
-
-def _case(num_heads: int) -> Case:
-    generator = np.random.default_rng(num_heads)
-    total_q, total_k = (sum(lengths) for lengths in zip(*((q, k) for k, q in _LENGTHS)))
-    return Case(
-        index_q=generator.standard_normal((total_q, num_heads, HEAD_DIM), dtype=np.float32),
-        index_k=generator.standard_normal((total_k, HEAD_DIM), dtype=np.float32),
-        cu_seqlens_q=np.cumsum([0, *(queries for _, queries in _LENGTHS)], dtype=np.int32),
-        seq_lens=np.array([keys for keys, _ in _LENGTHS], dtype=np.int32),
-        init_blocks=0,
-        local_blocks=0,
-        topk=_TOPK,
-    )
 
 
 def _check_case(engine: Engine, case: Case) -> None:
@@ -369,15 +352,20 @@ def _check_case(engine: Engine, case: Case) -> None:
     selected = engine.score_case(_OWNER, case, ScoreOptions(order="score", scores=False))
     if reply.scores is None:
         raise AssertionError("scores were asked for")
-    tolerance = SCORE_TOLERANCE[engine.scorer.config.precision]
-    oracle = run_oracle(case)
-    error = score_error(reply.scores, oracle.scores, oracle.bounds)
-    mismatches = mismatched_rows(case, reply.scores, reply.block_ids, oracle, tolerance)
-    if error > tolerance or mismatches or not np.array_equal(selected.block_ids, reply.block_ids):
+    answer = Answer(
+        scores=reply.scores,
+        block_ids=reply.block_ids,
+        num_blocks=reply.num_blocks,
+        backend=reply.backend,
+        precision=engine.scorer.config.precision,
+    )
+    found = judge(case, _OWNER, answer, 0.0)
+    if not found.ok or not np.array_equal(selected.block_ids, reply.block_ids):
+        others = int((selected.block_ids != reply.block_ids).any(axis=2).sum())
         raise SelfTestError(
-            f"backend {engine.scorer.backend} with {case.num_heads} heads: score error {error:.3g} of the "
-            f"allowed {tolerance:.3g}, {mismatches} wrong selections of {case.rows}, without scores "
-            f"{int((selected.block_ids != reply.block_ids).any(axis=2).sum())} others"
+            f"backend {found.backend} with {case.num_heads} heads: score error {found.max_score_error:.3g} "
+            f"of the allowed {found.score_tolerance:.3g}, {found.topk_mismatches} wrong selections of "
+            f"{case.rows}, without scores {others} others"
         )
 
 
@@ -385,7 +373,7 @@ def _check_sequence(engine: Engine) -> None:
     """Pages of the scorer's own cache, appended in two parts, give the bits that a case gives."""
     scorer = engine.scorer
     heads, tokens = scorer.config.num_index_heads, min(300, scorer.config.num_pages * BLOCK_TOKENS)
-    case = _case(heads)
+    case = selftest_case(heads)
     keys, queries = case.index_k, case.index_q[:1]
     if keys is None:
         raise AssertionError("the case has keys")

@@ -156,7 +156,7 @@ class Case:
         source: where the call comes from, human-readable.
         expected_scores: ``[H, total_q, S]`` float32, ``S`` at least the blocks of the longest request.
         expected_block_ids: ``[H, total_q, topk]`` int32.
-        engine: what an engine made of the call; it is judged, never taken for right.
+        engine: an engine's result of the call; it is judged, never trusted.
 
     Raises:
         CaseFileError: naming the tensor or field, its value, the limit and the remedy.

@@ -82,7 +82,7 @@ VERSION = "1"
 REQUIRED_TENSORS = ("index_q", "cu_seqlens_q", "seq_lens")
 OPTIONAL_TENSORS = ("index_k", "pages", "block_table", "expected_scores", "expected_block_ids")
 ENGINE_TENSORS = ("engine_block_ids", "engine_scores", "page_ids", "new_keys")
-"""Optional tensors of what an engine made of the call."""
+"""Optional tensors of an engine's result."""
 ENGINE_FIELDS = ("engine_order", "page_stride", "layer")
 INT_FIELDS = ("init_blocks", "local_blocks", "topk")
 _DECIMAL = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)

@@ -1,4 +1,4 @@
-"""Whether an engine's recorded result is right, where it is not, and which fault explains that."""
+"""Judges an engine's recorded result: whether it is right, where it is not, and which fault explains it."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Naming:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A hypothesis and how it fares."""
+    """A hypothesis and its match with the sample."""
 
     hypothesis: Hypothesis
     match: Match
@@ -119,7 +119,7 @@ def name_causes(
         evidence: the sample.
         seconds: after which no further fault is tried.
         clock: seconds.
-        only: the part of the call that the sample is of, in words.
+        only: the part of the call that the sample is of, human-readable.
     """
     end = clock() + seconds
     right = prediction_by_contract(evidence)
@@ -165,7 +165,7 @@ def name_causes(
 
 
 def _speaking_of(found: list[Hypothesis], only: str | None) -> list[Hypothesis]:
-    """Those that a part of a call can have: what a page holds is the same for all that read it."""
+    """Causes that only a part of a call can have: a page holds the same bytes for every row that reads it."""
     if only is None:
         return found
     return [one for one in found if one.family != pages.STALE.name and not one.leaves_open]
@@ -175,11 +175,11 @@ def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, o
     found = match(hypothesis.predict(evidence), evidence)
     given = found.rows
     if not hypothesis.leaves_open and evidence.blocks is None:
-        # A row read only from what is not in the file agrees with anything: that is no evidence.
+        # A row read only from pages outside the file agrees with any result: that is no evidence.
         given = given & found.told
     fitted = hypothesis.fitted
     if found.unknown and evidence.blocks is None:
-        fitted = max(fitted, 2)  # what the file does not tell contradicts nothing
+        fitted = max(fitted, 2)  # unknown cells contradict nothing
     explained = given & wrong
     cause = Cause(
         name=hypothesis.name,
@@ -338,7 +338,7 @@ class EngineJudge:
         self._unmeasured: Counter[str] = Counter()
 
     def add(self, part: Part, oracle: OracleResult) -> None:
-        """Judge one part by the oracle's answer to it."""
+        """Judges one part by the oracle's answer to it."""
         record = part.case.engine
         if record is None or (record.scores is None and record.block_ids is None):
             return
@@ -374,7 +374,7 @@ class EngineJudge:
         return self.summary(naming, check_written(self._case))
 
     def _named_in_a_part(self, end: float) -> Naming | None:
-        """What a fault explains that only some rows of the call have: it leaves the right ones among them."""
+        """Names a fault that only some rows of the call have; it leaves the right ones among them right."""
         for words, rows in parts_at_fault(self._case, self._grades):
             seconds = end - time.monotonic()
             if seconds <= 0:

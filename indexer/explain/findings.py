@@ -1,4 +1,4 @@
-"""Turns a part's differences into findings: where each is, and which rule it breaks, in words."""
+"""Turns a part's differences into findings: where each is, and which rule it breaks, human-readable."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from kernel.contract import BLOCK_TOKENS, SUPPORTED_HEADS
 ENTRY_RULES: tuple[Rule, ...] = ("below -1", "not of the row", "repeated", "too few", "gap")
 """Rules that one entry of a row breaks."""
 SHOWN_LACKS = 3
-"""Blocks that a row lacks, in words."""
+"""Missing blocks that a text lists."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What findings of a part are told from.
+    """What the findings of a part are made from.
 
     Attributes:
         part: the part.
@@ -54,18 +54,18 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a part, of which ``seen`` blocks are visible."""
+    """One row of a part, which sees ``seen`` blocks."""
 
     judged: Judged
     head: int
     token: int
     seen: int
-    block_ids: NDArray[np.int32] | None
 
     @property
     def ids(self) -> list[int]:
-        """As the engine wrote them."""
-        return [] if self.block_ids is None else [int(i) for i in self.block_ids[self.head, self.token]]
+        """As the engine wrote them; empty if it recorded none."""
+        ids = self.judged.engine.block_ids
+        return [] if ids is None else [int(i) for i in ids[self.head, self.token]]
 
     @property
     def lacks(self) -> list[int]:
@@ -74,18 +74,18 @@ class Row:
         return [block for block in right if block != NONE and block not in self.ids]
 
     def right(self, block: int) -> str:
-        """The right score in words."""
+        """The right score as text."""
         return f"{float(self.judged.oracle.scores[self.head, self.token, block]):.6g}"
 
+    def own_score(self, block: int) -> float | None:
+        """The engine's score of a block; None if it was not recorded."""
+        scores = self.judged.engine.scores
+        return None if scores is None else float(scores[self.head, self.token, block])
+
     def own(self, block: int) -> str:
-        """The engine's score in words."""
-        score = own_score(self.judged.engine, self.head, self.token, block)
+        """The engine's score as text."""
+        score = self.own_score(block)
         return "nothing" if score is None else f"{score:.6g}"
-
-
-def own_score(engine: EngineRecord, head: int, token: int, block: int) -> float | None:
-    """The engine's score of a cell; None if it was not recorded."""
-    return None if engine.scores is None else float(engine.scores[head, token, block])
 
 
 def rule_of(row: Row, rule: Rule, verdict: str, block: int, place: int, against: int) -> str:
@@ -103,11 +103,10 @@ def rule_of(row: Row, rule: Rule, verdict: str, block: int, place: int, against:
 
 def _score_rule(row: Row, block: int) -> str:
     at = row.head, row.token, block
-    oracle, scores = row.judged.oracle, row.judged.engine.scores
-    if scores is None:
+    have = row.own_score(block)
+    if have is None:
         raise AssertionError("scores are judged where there are any")
-    have, want = float(scores[at]), float(oracle.scores[at])
-    bound = float(oracle.bounds[at])
+    want, bound = float(row.judged.oracle.scores[at]), float(row.judged.oracle.bounds[at])
     why = int(unmeasured(np.array([have]), np.array([want]), np.array([bound]))[0])
     if why == MEASURED:
         error = abs(have - want) / bound
@@ -185,7 +184,7 @@ OWN_RULES: tuple[Rule, ...] = ("own best", "own tie", "own descending", "own tie
 
 
 def findings(judged: Judged, differences: list[Differences], *, faults: bool, most: int) -> Iterator[Finding]:
-    """The first faults, or else the first of what is legal, row by row; in a row by kind."""
+    """Yields the first faults, or the first legal differences, row by row; in a row by kind."""
     picked = [(one, *_first(one, faults, most)) for one in differences]
     entries = [
         (row, KINDS.index(one.kind), int(one.place[i]), int(one.cells[i, 2]), one, i)
@@ -194,8 +193,7 @@ def findings(judged: Judged, differences: list[Differences], *, faults: bool, mo
     ]
     entries.sort(key=lambda entry: entry[:4])
     for *_, one, i in entries[:most]:
-        place, against = int(one.place[i]), int(one.against[i])
-        yield _finding(judged, one, one.cells[i], int(one.grades[i]), place, against)
+        yield _finding(judged, one, i)
 
 
 def _first(one: Differences, faults: bool, most: int) -> tuple[Ints, Ints]:
@@ -210,28 +208,26 @@ def _first(one: Differences, faults: bool, most: int) -> tuple[Ints, Ints]:
     return places, rows
 
 
-def _finding(
-    judged: Judged, one: Differences, cell: NDArray[np.int64], grade: int, place: int, against: int
-) -> Finding:
-    head, token, block = (int(n) for n in cell)
-    part, oracle, engine = judged.part, judged.oracle, judged.engine
+def _finding(judged: Judged, one: Differences, i: int) -> Finding:
+    head, token, block = (int(n) for n in one.cells[i])
+    place, against, verdict = int(one.place[i]), int(one.against[i]), VERDICTS[int(one.grades[i])]
+    part, oracle = judged.part, judged.oracle
     position = int(part.case.seq_lens[0]) - part.case.total_q + token
     seen = position // BLOCK_TOKENS + 1
     scores = oracle.scores[head, token, :seen]
     topk = part.case.topk
     kth = float(np.sort(scores)[-topk]) if topk <= seen else None
+    row = Row(judged, head, token, seen)
     expected = got = margin = allowed = None
     if block != NONE:
-        expected, got = float(scores[block]), own_score(engine, head, token, block)
+        expected, got = float(scores[block]), row.own_score(block)
         forced = expected >= LOCAL_SCORE
         allowed = 0.0 if forced else judged.tolerance * float(oracle.bounds[head, token, block])
         margin = None if forced or kth is None or kth >= LOCAL_SCORE else expected - kth
     if one.rule in OWN_RULES:
-        expected, allowed = own_score(engine, head, token, against), 0.0
+        expected, allowed = row.own_score(against), 0.0
         margin = None if got is None or expected is None else got - expected
-        if margin is not None and not np.isfinite(margin):
-            margin = None
-    row = Row(judged, head, token, seen, engine.block_ids)
+        margin = None if margin is None or not np.isfinite(margin) else margin
     if one.kind == "id" and row.lacks:
         against = row.lacks[0]
     return Finding(
@@ -241,7 +237,7 @@ def _finding(
         position=position,
         block=block,
         kind=one.kind,
-        verdict=VERDICTS[grade],
+        verdict=verdict,
         expected=expected,
         got=got,
         margin=margin,
@@ -249,7 +245,7 @@ def _finding(
         place=None if place == NONE else place,
         id=None if place == NONE else row.ids[place],
         against=None if against == NONE else against,
-        rule=rule_of(row, one.rule, VERDICTS[grade], block, place, against),
+        rule=rule_of(row, one.rule, verdict, block, place, against),
     )
 
 
@@ -260,7 +256,7 @@ LEAST_FAULTY = 4
 
 
 def parts_at_fault(case: Case, grades: NDArray[np.int8]) -> Iterator[tuple[str, Bools]]:
-    """Each part in words, and its rows ``[H, total_q]``: no row outside it is faulty, and some are right.
+    """Yields a text for each part and its rows ``[H, total_q]``: no row outside is faulty, some are right.
 
     Args:
         case: the call.

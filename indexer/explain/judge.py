@@ -388,7 +388,7 @@ def judge_part(
             found += own.wrong
             legal = own.ties
             selection_faults = judged & (picked.invalid | own.not_best)
-        # A tie by the engine's own scores is told where nothing else is: by the oracle it was told above.
+        # A tie by the engine's own scores is reported only in rows without another difference.
         exact = _graded(judged, found) == RIGHT
         found += [_within(ties, exact) for ties in legal]
     found = [one for one in found if len(one.cells)]

@@ -32,8 +32,8 @@ class Match:
     Attributes:
         rows: ``[R]``.
         cells: visible cells and ids that agree, to break ties of rows.
-        unknown: cells of faulty rows that the file does not tell.
-        told: ``[R]`` whether the file tells any cell that a row reads, or lacks none.
+        unknown: cells of faulty rows whose value the file does not determine.
+        told: ``[R]`` whether the file determines any cell that a row reads, or lacks none.
     """
 
     rows: Bools
@@ -43,7 +43,7 @@ class Match:
 
 
 def match(prediction: Prediction, evidence: Evidence) -> Match:
-    """Hold a prediction against the engine's result."""
+    """Compares a prediction with the engine's result."""
     scores = prediction.scores.scores
     visible = evidence.visible
     rows = np.ones(len(scores), dtype=bool)
@@ -53,13 +53,13 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
         got = evidence.recorded
         agrees = score_agrees(prediction, evidence) | ~visible
         rows &= agrees.all(axis=1)
-        # Cells that no row sees may hold anything, but where they hold what a fault gives they speak for it.
+        # Cells that no row sees may hold anything, but a fault that predicts what they hold gains by it.
         cells += int((agrees & visible & ~unknown).sum()) + int(((got == scores) & ~visible).sum())
     if evidence.block_ids is not None:
         chosen = ids_agree(prediction, evidence)
         rows &= chosen
         cells += int(chosen.sum())
-    # A sentinel stands whatever the page holds: it tells nothing of what was read.
+    # A sentinel does not depend on the page: it is no evidence of what was read.
     read = visible & ~unknown & (scores < LOCAL_SCORE)
     told = np.asarray(read.any(axis=1) | ~unknown.any(axis=1))
     return Match(rows, cells, int(unknown[evidence.faulty].sum()), told)

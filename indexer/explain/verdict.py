@@ -21,9 +21,9 @@ Kind = Literal["id", "selection", "order", "picked", "missed", "score"]
 by the engine's own scores. ``order``: ids not in the order stated. ``picked``: a block that should not be, by
 the right scores. ``missed``: one that should. ``score``: a cell's score."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""In the order in which a row's findings are told."""
+"""In the order in which a row's findings are listed."""
 Verdict = Literal["tie", "rounding", "fault"]
-"""``tie``: equal scores that changed places. ``rounding``: no more than sums in fp32 may differ. ``fault``:
+"""``tie``: equal scores that changed places. ``rounding``: within what sums in fp32 may differ. ``fault``:
 neither."""
 
 
@@ -119,7 +119,7 @@ class WrittenKeys:
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """Whether an engine's result is right.
+    """The verdict on an engine's result.
 
     Attributes:
         ok: no row is faulty, none was left unjudged, and no key was written wrong.

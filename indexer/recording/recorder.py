@@ -69,7 +69,7 @@ def capture(
         order: the order of a row's ``block_ids``: ``score``, ``block``, or ``any`` if only the set counts.
         new_keys: ``[>= total_q, 128]`` bf16, fp16 or fp32 keys that this step wrote, before quantisation.
         layer: the model's layer.
-        source: where the call comes from, for people.
+        source: where the call comes from, human-readable.
         max_bytes: largest file.
         wrapped_pages: also keep the pages that offsets of 32 bits would read instead; up to three times as
             many in a cache of more than 2 GiB.

@@ -158,7 +158,7 @@ class CaptureOptions:
             raise InvalidArgumentError("order", shown(self.order), limit, "pass one")
         if not isinstance(self.source, str):
             raise InvalidArgumentError(
-                "source", shown(self.source), "must be a str", "pass a text for people"
+                "source", shown(self.source), "must be a str", "pass a human-readable text"
             )
         check_bool("wrapped_pages", self.wrapped_pages)
 

@@ -227,7 +227,7 @@ def _shared_by_heads(evidence: Evidence, _narrow: Evidence) -> Iterator[Hypothes
         return
     for words, reduction in SHARED.items():
         reduced = partial(_reduced, reduction=reduction)
-        if evidence.block_ids is not None and "mean" not in words:  # by the mean is by the sum
+        if evidence.block_ids is not None and "mean" not in words:  # the mean selects as the sum does
             by = words.replace("the sum of", "the sum or mean of")
             yield SELECTION.hypothesis(
                 f"one selection is shared by all heads: by {by}",

@@ -145,7 +145,7 @@ def _offsets(evidence: Evidence, _narrow: Evidence) -> Iterator[Hypothesis]:
         )
         far = offsets[offsets >= limit] % limit
         if any(_wrapped(evidence, place_of, int(offset)) is not None for offset in far):
-            # Without any of the pages that would be read it is no more than "somewhere else".
+            # Without any of the pages that would be read it is the same as "somewhere else".
             yield PAGE_OFFSET.hypothesis(
                 f"page offsets wrap at {name}",
                 f"The offset is kept in 32 bits: pages from byte {limit} on are read {name} lower.",
@@ -276,7 +276,7 @@ def _replaced(
 def _by_scores(evidence: Evidence) -> Cells:
     """Pages whose scores are wrong in most rows that see them: few, and not all that are seen.
 
-    A score that no content of a page gives, and one that a sentinel decides, tells nothing of a page.
+    Scores that no page content can give, and those that a sentinel decides, are no evidence of a page.
     """
     right = score(evidence)
     visible = evidence.visible

@@ -236,7 +236,7 @@ def _never_computed(evidence: Evidence, _narrow: Evidence) -> Iterator[Hypothesi
 
 
 def _what_all_are(cells: Floats) -> tuple[str, float] | None:
-    """What most cells hold in words, and what they count as: NaN is -inf wherever scores are compared."""
+    """Name and value of what most cells hold: NaN is -inf wherever scores are compared."""
     for words, value, holds in (
         ("zero", 0.0, cells == 0),
         ("NaN", -np.inf, np.isnan(cells)),
