@@ -1,5 +1,8 @@
-"""The triton backend: what :class:`kernel.backends.base.Backend` asks for, from the kernels beside this
-file."""
+"""The triton backend: plans a call, keeps its workspaces and launches the kernels on one GPU.
+
+Short requests are decoded straight from their pages. Longer ones are cut into chunks whose keys are
+dequantised to a workspace and scored tile by tile, see :mod:`kernel.backends.triton.plan`.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,16 @@ from kernel.backends.triton.plan import (
     PrefillTuning,
     chunks,
     device_chunk,
-    request_rows,
     splits_of,
     tuning_for,
 )
 from kernel.backends.triton.prefill import dequantize_pages, score_tiles
 from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
 from kernel.batch import Request, ScoreBatch
-from kernel.contract import BLOCK_TOKENS, HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS
 from kernel.nvfp4 import build_lut
 
-# Device buffers that a backend keeps between calls: they grow to what a call needs, up to fixed limits.
-
-WORKSPACE_BLOCKS = 8192
+WORKSPACE_BLOCKS = MAX_SEQ_BLOCKS
 """Blocks of keys dequantised at a time: the longest context, 256 MiB as float16."""
 _LARGE_DEVICE = 64 << 30
 """Bytes of memory of a GPU on which twice as many scores are kept."""
@@ -43,8 +43,10 @@ def score_groups(device: torch.device) -> int:
 
 
 class Buffers:
-    """Named buffers. A call's contents are dead when the next call begins; calls run one after another on
-    one stream."""
+    """Named device buffers, kept between calls: they grow to what a call needs, up to fixed limits.
+
+    Their contents are dead when the next call begins; calls run one after another on one stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -59,9 +61,6 @@ class Buffers:
             storage = torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
             self._storage[name] = storage
         return storage[:size].view(dtype).view(shape)
-
-
-# The device that kernels are launched on.
 
 
 def current_device(device: torch.device) -> AbstractContextManager[object]:
@@ -238,27 +237,23 @@ class TritonBackend:
         *,
         grouped: bool,
     ) -> DecodeRows:
+        rows = DecodeRows.of(requests, out_starts, self.device)
         blocks = sum(request.num_blocks for request in requests)
-        exact = self.precision == "exact"
-        tuning = self.tuning.decode(exact=exact)
-        table_rows, starts, ends, lengths, first_tokens = request_rows(requests, out_starts, self.device)
-        most = max(request.query_len for request in requests)
-        rows = DecodeRows(starts, ends, lengths, first_tokens, most)
-        score_requests(
-            batch.q.view(torch.uint8),
-            batch.pages,
-            batch.block_table,
-            self.decode_table,
-            table_rows,
-            rows,
-            scores=scores,
-            grouped=grouped,
-            init_blocks=batch.init_blocks,
-            local_blocks=batch.local_blocks,
-            exact=exact,
-            programs=tuning.programs(self.tuning.multiprocessors, blocks),
-            tuning=tuning,
-            ptx=self.tuning.ptx,
-            hopper=self.tuning.hopper,
-        )
+        self.decode(batch, rows, scores, grouped=grouped, blocks=blocks)
         return rows
+
+    def decode(
+        self, batch: ScoreBatch, rows: DecodeRows, scores: torch.Tensor, *, grouped: bool, blocks: int
+    ) -> None:
+        """Scores requests of few queries, see :func:`kernel.backends.triton.decode.score_requests`."""
+        exact = self.precision == "exact"
+        score_requests(
+            batch,
+            self.decode_table,
+            rows,
+            scores,
+            grouped=grouped,
+            exact=exact,
+            blocks=blocks,
+            tuning=self.tuning,
+        )

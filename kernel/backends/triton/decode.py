@@ -16,10 +16,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernel.backends.triton.e4m3 import page_keys, permuted_dim, product_scale, widened
-from kernel.backends.triton.plan import DecodeTuning
+from kernel.backends.triton.e4m3 import (
+    DIMS,
+    TOKENS,
+    load_page,
+    page_keys,
+    permuted_dim,
+    product_scale,
+    widened,
+)
+from kernel.backends.triton.plan import Tuning
 from kernel.backends.triton.topk import DecodeRows
-from kernel.batch import INIT_SCORE, LOCAL_SCORE
+from kernel.batch import INIT_SCORE, LOCAL_SCORE, ScoreBatch
 
 MAX_ROWS = 64
 """Most rows of a request: 16 queries of 4 heads."""
@@ -30,22 +38,19 @@ _LOCAL = tl.constexpr(LOCAL_SCORE)
 
 
 @triton.jit
-def _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block):
+def _load_block(pages_ptr, page_stride, num_pages, table_row_ptr, block):
     page_id = tl.load(table_row_ptr + block)
     page_id = min(max(page_id, 0), num_pages - 1)  # lengths and ids of a captured launch were not checked
     page = pages_ptr + page_id.to(tl.int64) * page_stride
-    tokens = tl.arange(0, 128)[:, None]
-    codes = tl.load(page + tokens * 64 + tl.arange(0, 64)[None, :])
-    scales = tl.load(page + 8192 + tokens * 8 + tl.arange(0, 8)[None, :])
-    return codes, scales
+    return load_page(page)
 
 
 @triton.jit
 def _load_queries(q_ptr, first_row, num_rows, N: tl.constexpr, EXACT: tl.constexpr, PTX: tl.constexpr):
     """``[128, N]`` in the order of dims of the keys."""
     row = tl.arange(0, N)
-    dims = permuted_dim(tl.arange(0, 128), 2 if EXACT else 4)
-    offsets = (first_row + row).to(tl.int64)[None, :] * 128 + dims[:, None]
+    dims = permuted_dim(tl.arange(0, DIMS), 2 if EXACT else 4)
+    offsets = (first_row + row).to(tl.int64)[None, :] * DIMS + dims[:, None]
     octets = tl.load(q_ptr + offsets, mask=(row < num_rows)[None, :], other=0)
     return widened(octets, PTX) if EXACT else octets.to(tl.float8e4nv, bitcast=True)
 
@@ -86,7 +91,7 @@ def _decode_kernel(
     listed = request < batch
     all_starts = tl.load(query_starts_ptr + request, mask=listed, other=0)
     all_ends = tl.load(query_ends_ptr + request, mask=listed, other=0)
-    all_blocks = (tl.load(seq_lens_ptr + request, mask=listed, other=0) + 127) // 128
+    all_blocks = (tl.load(seq_lens_ptr + request, mask=listed, other=0) + (TOKENS - 1)) // TOKENS
     all_blocks = tl.where(all_ends > all_starts, tl.minimum(tl.maximum(all_blocks, 0), table_columns), 0)
     line_ends = tl.cumsum(all_blocks, 0)
     total = tl.sum(all_blocks, 0)
@@ -97,13 +102,13 @@ def _decode_kernel(
     last = tl.sum((line_ends < line_end).to(tl.int32), 0)
 
     row = tl.arange(0, N)
-    tokens = tl.arange(0, 128)
+    tokens = tl.arange(0, TOKENS)
     for r in range(first, tl.where(line_begin < line_end, last + 1, first)):
         blocks_before = tl.sum(tl.where(request < r, all_blocks, 0), 0)
         query_start = tl.load(query_starts_ptr + r)
         num_rows = min(tl.load(query_ends_ptr + r) - query_start, max_queries) * H
         seq_len = tl.load(seq_lens_ptr + r)
-        request_blocks = min((seq_len + 127) // 128, table_columns)
+        request_blocks = min((seq_len + (TOKENS - 1)) // TOKENS, table_columns)
         table_row_ptr = table_ptr + tl.load(table_rows_ptr + r).to(tl.int64) * table_stride
         begin = max(line_begin - blocks_before, 0)
         end = min(line_end - blocks_before, request_blocks)
@@ -111,17 +116,17 @@ def _decode_kernel(
         queries = _load_queries(q_ptr, query_start * H, num_rows, N, EXACT, PTX)
         least_position = seq_len - num_rows // H
         positions = least_position + row // H
-        num_blocks = positions // 128 + 1
+        num_blocks = positions // TOKENS + 1
         valid = row < num_rows
         token = tl.load(out_starts_ptr + r) + row // H
         out = scores_ptr + (row % H).to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
         for block in tl.range(begin, end, num_stages=STAGES):
-            codes, scales = _load_page(pages_ptr, page_stride, num_pages, table_row_ptr, block)
+            codes, scales = _load_block(pages_ptr, page_stride, num_pages, table_row_ptr, block)
             keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
             keys = widened(keys, PTX) if EXACT else keys.to(tl.float8e4nv, bitcast=True)
             products = tl.dot(keys, queries)
-            if block * 128 + 127 > least_position:
-                causal = block * 128 + tokens[:, None] <= positions[None, :]
+            if block * TOKENS + (TOKENS - 1) > least_position:
+                causal = block * TOKENS + tokens[:, None] <= positions[None, :]
                 products = tl.where(causal, products, float("-inf"))
             score = tl.max(products, 0) * product_scale(PTX or not EXACT) + 0.0
             score = tl.where(block < init_blocks, _INIT, score)
@@ -151,76 +156,63 @@ def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
 
 
 def score_requests(
-    q: torch.Tensor,
-    pages: torch.Tensor,
-    block_table: torch.Tensor,
+    batch: ScoreBatch,
     lut: torch.Tensor,
-    table_rows: torch.Tensor,
     rows: DecodeRows,
     scores: torch.Tensor,
     *,
     grouped: bool,
-    init_blocks: int,
-    local_blocks: int,
     exact: bool,
-    programs: int,
-    tuning: DecodeTuning,
-    ptx: bool,
-    hopper: bool,
+    blocks: int,
+    tuning: Tuning,
 ) -> None:
-    """Score the rows of some requests.
+    """Scores the rows of some requests.
 
     Args:
-        q: ``[total_q, H, 128]`` uint8 (E4M3 bytes), contiguous.
-        pages: ``[num_pages, 9216]`` uint8, any page stride.
-        block_table: ``[rows, max_blocks]`` int32.
+        batch: the call; its own requests are not looked at.
         lut: see :func:`decode_table`.
-        table_rows: ``[n]`` int32, each request's row of the block table.
-        rows: each request's first row of ``q``, the row past its last, its length and its first token in the
-            output; most queries of a request, times H at most 64.
+        rows: the requests; most queries of a request, times H at most ``MAX_ROWS``.
         scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is
             written; with ``grouped``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
         grouped: how the scores lie.
-        init_blocks: blocks forced at a row's start.
-        local_blocks: blocks forced at a row's end.
         exact: precision.
-        programs: programs to launch.
-        tuning: launch parameters.
-        ptx: whether the device converts to E4M3.
-        hopper: whether to use the kernel for compute capability 9.0.
+        blocks: blocks of all requests together, at most.
+        tuning: of the device.
     """
-    num_heads = q.shape[1]
+    q, pages, block_table = batch.q.view(torch.uint8), batch.pages, batch.block_table
+    num_heads, num_requests = batch.num_heads, rows.seq_lens.shape[0]
+    decode = tuning.decode(exact=exact)
+    programs = decode.programs(tuning.multiprocessors, blocks)
     line = (
         block_table,
         block_table.stride(0),
         block_table.shape[1],
-        table_rows,
+        rows.table_rows,
         rows.query_starts,
         rows.query_ends,
         rows.seq_lens,
     )
-    num_heads, batch = q.shape[1], rows.seq_lens.shape[0]
     outputs = (
         scores,
         scores.stride(1) if grouped else scores.stride(0),
         num_heads * scores.stride(1) if grouped else scores.stride(1),
         scores.stride(0) if grouped else 16,
         scores.shape[0] * 16 if grouped else scores.shape[2],
-        batch,
+        num_requests,
         rows.max_queries,
-        init_blocks,
-        local_blocks,
+        batch.init_blocks,
+        batch.local_blocks,
     )
     options = {
         "H": num_heads,
-        "N": max(8 if hopper else 16, triton.next_power_of_2(rows.max_queries * num_heads)),
-        "BATCH": triton.next_power_of_2(batch),
+        "N": max(8 if tuning.hopper else 16, triton.next_power_of_2(rows.max_queries * num_heads)),
+        "BATCH": triton.next_power_of_2(num_requests),
         "GROUPED": grouped,
         "EXACT": exact,
-        "STAGES": tuning.stages,
-        "num_warps": tuning.warps,
+        "STAGES": decode.stages,
+        "num_warps": decode.warps,
     }
-    if hopper:
+    if tuning.hopper:
         from kernel.backends.triton.hopper.decode import ROW_BYTES, decode_kernel
 
         cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
@@ -232,8 +224,8 @@ def score_requests(
             ROW_BYTES,
             *outputs,
             **options,
-            maxnreg=tuning.registers if options["N"] <= _FEW_ROWS else None,
+            maxnreg=decode.registers if options["N"] <= _FEW_ROWS else None,
         )
     else:
         cache = (q, pages, pages.stride(0), pages.shape[0])
-        _decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, PTX=ptx)
+        _decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, PTX=tuning.ptx)

@@ -1,8 +1,7 @@
 """A decode step captured once in a CUDA or HIP graph and replayed for any lengths.
 
 A replay reads queries, pages, block table, offsets and lengths from the buffers it was captured with, and
-nothing on the
-host: the caller writes the next step into those buffers and replays.
+nothing on the host: the caller writes the next step into those buffers and replays.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import torch
 
 from kernel.backends.base import Order
 from kernel.backends.triton.backend import TritonBackend, current_device
-from kernel.backends.triton.decode import MAX_ROWS, score_requests
+from kernel.backends.triton.decode import MAX_ROWS
 from kernel.backends.triton.plan import GROUP_BLOCKS
 from kernel.backends.triton.topk import DecodeRows, select_decoded
+from kernel.batch import ScoreBatch
 from kernel.checks import check_forced_blocks, check_order, check_tensor, check_topk
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError
@@ -90,14 +90,16 @@ class DecodeGraph:
         if not batch or not rows or not block_table.shape[1]:
             raise InvalidArgumentError("q.shape", tuple(q.shape), "an empty step", "capture one of some rows")
         self._backend = backend
-        self._q, self._pages, self._block_table = q, as_pages(pages), block_table
+        # Without requests: a replay reads their lengths from the device.
+        self._batch = ScoreBatch(
+            q, as_pages(pages), block_table, backend.decode_table, (), init_blocks, local_blocks
+        )
         self._order = order
-        self._forced = (init_blocks, local_blocks)
         groups = -(-block_table.shape[1] // GROUP_BLOCKS)
         self._scores = torch.empty((groups, rows, GROUP_BLOCKS), dtype=torch.float32, device=device)
-        self._table_rows = torch.arange(batch, dtype=torch.int32, device=device)
+        table_rows = torch.arange(batch, dtype=torch.int32, device=device)
         starts = cu_seqlens_q[:-1]
-        self._rows = DecodeRows(starts, cu_seqlens_q[1:], seq_lens, starts, max_queries)
+        self._rows = DecodeRows(table_rows, starts, cu_seqlens_q[1:], seq_lens, starts, max_queries)
         self.block_ids = torch.empty((heads, q.shape[0], topk), dtype=torch.int32, device=device)
 
         side = torch.cuda.Stream(device)
@@ -119,27 +121,7 @@ class DecodeGraph:
     def enqueue(self) -> None:
         """Queue the step on the current stream, for a caller who captures it in a graph of its own."""
         with current_device(self._backend.device):
-            self._enqueue()
-
-    def _enqueue(self) -> None:
-        tuning = self._backend.tuning
-        exact = self._backend.precision == "exact"
-        decode = tuning.decode(exact=exact)
-        score_requests(
-            self._q.view(torch.uint8),
-            self._pages,
-            self._block_table,
-            self._backend.decode_table,
-            self._table_rows,
-            self._rows,
-            self._scores,
-            grouped=True,
-            init_blocks=self._forced[0],
-            local_blocks=self._forced[1],
-            exact=exact,
-            programs=decode.programs(tuning.multiprocessors, self._block_table.numel()),
-            tuning=decode,
-            ptx=tuning.ptx,
-            hopper=tuning.hopper,
-        )
-        select_decoded(self._scores, self._rows, self.block_ids, self._order, pdl=tuning.hopper)
+            blocks = self._batch.block_table.numel()
+            self._backend.decode(self._batch, self._rows, self._scores, grouped=True, blocks=blocks)
+            pdl = self._backend.tuning.hopper
+            select_decoded(self._scores, self._rows, self.block_ids, self._order, pdl=pdl)

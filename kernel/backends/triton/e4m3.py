@@ -23,6 +23,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
+
+TOKENS = tl.constexpr(BLOCK_TOKENS)
+DIMS = tl.constexpr(HEAD_DIM)
+TOKEN_BYTES = tl.constexpr(TOKEN_CODE_BYTES)
+TOKEN_SCALES = tl.constexpr(GROUPS)
+SCALES_START = tl.constexpr(CODE_BYTES)
+"""The contract's sizes as kernels read them."""
+
+
+@triton.jit
+def load_page(page):
+    """The codes ``[128, 64]`` and scales ``[128, 8]`` uint8 of the page at an address."""
+    tokens = tl.arange(0, TOKENS)[:, None]
+    codes = tl.load(page + tokens * TOKEN_BYTES + tl.arange(0, TOKEN_BYTES)[None, :])
+    scales = tl.load(page + SCALES_START + tokens * TOKEN_SCALES + tl.arange(0, TOKEN_SCALES)[None, :])
+    return codes, scales
+
 
 @triton.jit
 def permuted_dim(column, W: tl.constexpr):
@@ -48,17 +66,18 @@ def page_keys(codes, scales, lut_ptr, PTX: tl.constexpr, W: tl.constexpr):
     """The E4M3 bytes of keys, in the order of columns above.
 
     Args:
-        codes: ``[tokens, 64]`` uint8 as they lie in a page.
-        scales: ``[tokens, 8]`` uint8.
+        codes: ``[128, 64]`` uint8 as they lie in a page.
+        scales: ``[128, 8]`` uint8.
         lut_ptr: ``[256, 8]`` uint8, see :func:`kernel.nvfp4.build_lut`.
         PTX: whether the device converts to E4M3.
         W: 2 or 4.
 
     Returns:
-        ``[tokens, 128]`` uint8.
+        ``[128, 128]`` uint8.
     """
-    TOKENS: tl.constexpr = codes.shape[0]
-    spread = tl.broadcast_to(scales.expand_dims(2), (TOKENS, 8, 8)).reshape(TOKENS, 64)
+    SCALE_BYTES: tl.constexpr = TOKEN_BYTES // TOKEN_SCALES
+    spread = tl.broadcast_to(scales.expand_dims(2), (TOKENS, TOKEN_SCALES, SCALE_BYTES))
+    spread = spread.reshape(TOKENS, TOKEN_BYTES)
     if PTX:
         # Exact: six significant bits, 2^-10 to 2,688. The conversion saturates at 448.
         scale = _raised(spread) * 256.0
@@ -71,7 +90,7 @@ def page_keys(codes, scales, lut_ptr, PTX: tl.constexpr, W: tl.constexpr):
         even = tl.load(row + (codes & 7)) | (((codes << 4) & 0x80) ^ sign)
         odd = tl.load(row + ((codes >> 4) & 7)) | ((codes & 0x80) ^ sign)
     dims = tl.join(even, odd).reshape(TOKENS, 16, 4, 2).permute(0, 1, 3, 2).reshape(TOKENS, 4, 32 // W, W)
-    return dims.permute(0, 2, 1, 3).reshape(TOKENS, 128)
+    return dims.permute(0, 2, 1, 3).reshape(TOKENS, DIMS)
 
 
 @triton.jit

@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from kernel.backends.triton.e4m3 import DIMS, SCALES_START, TOKEN_BYTES, TOKEN_SCALES, TOKENS
+from kernel.contract import BLOCK_TOKENS
+
 _KEYS = 64
 
 
@@ -62,11 +65,11 @@ def _insert_kernel(
 ):
     key = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     slot = tl.load(slots_ptr + key, mask=key < num_keys, other=-1)
-    dims = tl.arange(0, 128)
+    dims = tl.arange(0, DIMS)
     present = key < num_keys
-    x = tl.load(keys_ptr + key.to(tl.int64)[:, None] * 128 + dims[None, :], mask=present[:, None], other=0.0)
+    x = tl.load(keys_ptr + key.to(tl.int64)[:, None] * DIMS + dims[None, :], mask=present[:, None], other=0.0)
     x = x.to(tl.float32)
-    magnitude = tl.abs(x).reshape(KEYS, 8, 16)
+    magnitude = tl.abs(x).reshape(KEYS, TOKEN_SCALES, DIMS // TOKEN_SCALES)
     octets = _scale_bytes(tl.max(magnitude, 2))
     limit = _scale_values(octets)[:, :, None]
     code = _exceeds(magnitude, limit * 0.25, PTX) + _exceeds(magnitude, limit * 0.75, PTX)
@@ -75,17 +78,18 @@ def _insert_kernel(
     code += _exceeds(magnitude, limit * 5.0, PTX)
     # Adding 2^23 leaves a small integer in the low bits.
     code = (code + 8388608.0).to(tl.int32, bitcast=True) & 7
-    code = code.reshape(KEYS, 128) | ((x < 0).to(tl.int32) << 3)
-    low, high = tl.split(code.reshape(KEYS, 64, 2))
-    page = pages_ptr + (slot // 128) * page_stride
-    token = slot % 128
+    code = code.reshape(KEYS, DIMS) | ((x < 0).to(tl.int32) << 3)
+    low, high = tl.split(code.reshape(KEYS, TOKEN_BYTES, 2))
+    page = pages_ptr + (slot // TOKENS) * page_stride
+    token = slot % TOKENS
     written = ((slot >= 0) & (slot < num_slots))[:, None]
     tl.store(
-        (page + token * 64)[:, None] + tl.arange(0, 64)[None, :],
+        (page + token * TOKEN_BYTES)[:, None] + tl.arange(0, TOKEN_BYTES)[None, :],
         (low | (high << 4)).to(tl.uint8),
         mask=written,
     )
-    tl.store((page + 8192 + token * 8)[:, None] + tl.arange(0, 8)[None, :], octets.to(tl.uint8), mask=written)
+    scales = (page + SCALES_START + token * TOKEN_SCALES)[:, None] + tl.arange(0, TOKEN_SCALES)[None, :]
+    tl.store(scales, octets.to(tl.uint8), mask=written)
 
 
 def insert_keys(
@@ -108,7 +112,7 @@ def insert_keys(
         pages,
         pages.stride(0),
         keys.shape[0],
-        pages.shape[0] * 128,
+        pages.shape[0] * BLOCK_TOKENS,
         KEYS=_KEYS,
         PTX=ptx,
         num_warps=4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from kernel.batch import Request
+from kernel.contract import BLOCK_TOKENS
 
 TILE_ROWS = 128
 """Rows of a tile: the M of the matrix product."""
@@ -128,7 +129,7 @@ def _row_chunks(
 
 def _tile_blocks(request: Request, num_heads: int, end_row: int) -> int:
     """``nb`` of the last of a request's first ``end_row`` rows."""
-    return (request.prefix_len + (end_row - 1) // num_heads) // 128 + 1
+    return (request.prefix_len + (end_row - 1) // num_heads) // BLOCK_TOKENS + 1
 
 
 def _chunk(
@@ -139,12 +140,12 @@ def _chunk(
     return Chunk(np.ascontiguousarray(ordered), table_cells, rows, num_blocks, changed)
 
 
-# What the kernels know of requests and tiles: host integers brought to the device without waiting.
+# ---- Plans on the device: copied without waiting ----
 
 
 @dataclass(frozen=True)
 class DeviceChunk:
-    """A :class:`kernel.backends.triton.plan.Chunk` whose arrays are on the device."""
+    """A :class:`Chunk` whose arrays are on the device."""
 
     tiles: torch.Tensor
     table_cells: torch.Tensor
@@ -167,26 +168,7 @@ def uploaded(values: NDArray[Any], device: torch.device) -> torch.Tensor:
     return host.pin_memory().to(device, non_blocking=True)
 
 
-def request_rows(
-    requests: Sequence[Request], out_starts: Sequence[int], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Table rows, query starts, query ends, lengths and output starts: five ``[n]`` int32 views on the
-    device."""
-    rows = [
-        (
-            request.table_row,
-            request.query_start,
-            request.query_start + request.query_len,
-            request.seq_len,
-            out_start,
-        )
-        for request, out_start in zip(requests, out_starts)
-    ]
-    columns = uploaded(np.array(rows, dtype=np.int32).T.copy(), device)
-    return columns[0], columns[1], columns[2], columns[3], columns[4]
-
-
-# Launch parameters, measured on an H200 (docs/performance.md); other devices get the conservative ones.
+# ---- Launch parameters, measured on an H200 (docs/performance.md); conservative ones on other devices ----
 
 _MANY_PAGES = 16
 """Pages of a program beside which its start is short."""

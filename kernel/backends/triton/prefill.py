@@ -19,10 +19,19 @@ import torch
 import triton
 import triton.language as tl
 
-from kernel.backends.triton.e4m3 import page_keys, permuted_dim, product_scale, widened
-from kernel.backends.triton.plan import TILE_FIELDS, PrefillTuning
+from kernel.backends.triton.e4m3 import (
+    DIMS,
+    TOKENS,
+    load_page,
+    page_keys,
+    permuted_dim,
+    product_scale,
+    widened,
+)
+from kernel.backends.triton.plan import TILE_FIELDS, TILE_ROWS, PrefillTuning
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
+_ROWS = tl.constexpr(TILE_ROWS)
 _FIELDS = tl.constexpr(TILE_FIELDS)
 _INIT = tl.constexpr(INIT_SCORE)
 _LOCAL = tl.constexpr(LOCAL_SCORE)
@@ -31,8 +40,8 @@ _LOCAL = tl.constexpr(LOCAL_SCORE)
 @triton.jit
 def load_queries(q_ptr, rows, valid, EXACT: tl.constexpr, PTX: tl.constexpr):
     """Queries ``[rows, 128]`` in the order of dims of the keys; rows that are not valid are zero."""
-    columns = tl.arange(0, 128)
-    offsets = rows.to(tl.int64)[:, None] * 128 + permuted_dim(columns, 2 if EXACT else 4)[None, :]
+    columns = tl.arange(0, DIMS)
+    offsets = rows.to(tl.int64)[:, None] * DIMS + permuted_dim(columns, 2 if EXACT else 4)[None, :]
     octets = tl.load(q_ptr + offsets, mask=valid[:, None], other=0)
     return widened(octets, PTX) if EXACT else octets.to(tl.float8e4nv, bitcast=True)
 
@@ -40,8 +49,8 @@ def load_queries(q_ptr, rows, valid, EXACT: tl.constexpr, PTX: tl.constexpr):
 @triton.jit
 def _load_keys(keys_ptr, block, EXACT: tl.constexpr):
     """Keys ``[128 tokens, 128]`` of a block of the workspace."""
-    offsets = tl.arange(0, 128)[:, None] * 128 + tl.arange(0, 128)[None, :]
-    keys = tl.load(keys_ptr + block.to(tl.int64) * 16384 + offsets)
+    offsets = tl.arange(0, TOKENS)[:, None] * DIMS + tl.arange(0, DIMS)[None, :]
+    keys = tl.load(keys_ptr + block.to(tl.int64) * (TOKENS * DIMS) + offsets)
     return keys if EXACT else keys.to(tl.float8e4nv, bitcast=True)
 
 
@@ -76,10 +85,10 @@ def _score_kernel(
     first_block = tl.load(tile + 4)
     out_row = tl.load(tile + 5)
 
-    row = tl.arange(0, 128)
+    row = tl.arange(0, _ROWS)
     valid = row < num_rows
     positions = prefix + (skipped_rows + row) // H
-    num_blocks = positions // 128 + 1
+    num_blocks = positions // TOKENS + 1
     q = load_queries(q_ptr, first_row + row, valid, EXACT, PTX)
     if GROUPED:
         out = scores_ptr + (out_row + row).to(tl.int64) * 16
@@ -92,17 +101,17 @@ def _score_kernel(
         out = scores_ptr + head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
 
     least_position = prefix + skipped_rows // H
-    last_blocks = (prefix + (skipped_rows + num_rows - 1) // H) // 128 + 1
+    last_blocks = (prefix + (skipped_rows + num_rows - 1) // H) // TOKENS + 1
     groups = (last_blocks + 15) // 16
     share = (groups + SPLITS - 1) // SPLITS
     begin = split * share * 16
     end = min(begin + share * 16, last_blocks)
     # Blocks that every row sees whole and that are no row's local block.
-    whole = max(min((least_position + 1) // 128, least_position // 128 + 1 - local_blocks), begin)
+    whole = max(min((least_position + 1) // TOKENS, least_position // TOKENS + 1 - local_blocks), begin)
     whole = min(whole, end)
 
     slots = tl.arange(0, 16)
-    group = tl.full((128, 16), float("-inf"), tl.float32)
+    group = tl.full((_ROWS, 16), float("-inf"), tl.float32)
     for block in tl.range(begin, whole, num_stages=STAGES):
         keys = _load_keys(keys_ptr, first_block + block, EXACT)
         score = tl.max(tl.dot(q, keys.T), 1) * product_scale(PTX or not EXACT) + 0.0
@@ -121,12 +130,12 @@ def _score_kernel(
                 columns,
                 GROUPED,
             )
-            group = tl.full((128, 16), float("-inf"), tl.float32)
-    tokens = tl.arange(0, 128)
+            group = tl.full((_ROWS, 16), float("-inf"), tl.float32)
+    tokens = tl.arange(0, TOKENS)
     for block in tl.range(whole, end, num_stages=1):
         keys = _load_keys(keys_ptr, first_block + block, EXACT)
         products = tl.dot(q, keys.T)
-        products = tl.where(block * 128 + tokens[None, :] <= positions[:, None], products, float("-inf"))
+        products = tl.where(block * TOKENS + tokens[None, :] <= positions[:, None], products, float("-inf"))
         score = tl.max(products, 1) * product_scale(PTX or not EXACT) + 0.0
         score = tl.where(block < init_blocks, _INIT, score)
         score = tl.where(block >= num_blocks - local_blocks, _LOCAL, score)
@@ -145,10 +154,10 @@ def _score_kernel(
                 columns,
                 GROUPED,
             )
-            group = tl.full((128, 16), float("-inf"), tl.float32)
+            group = tl.full((_ROWS, 16), float("-inf"), tl.float32)
     if not GROUPED:
         # The splits share the columns past the tile's last group, which nobody has written.
-        group = tl.full((128, 16), float("-inf"), tl.float32)
+        group = tl.full((_ROWS, 16), float("-inf"), tl.float32)
         for column in range(groups * 16 + split * 16, columns, SPLITS * 16):
             _store_group(
                 out, maxima_ptr, group, column, row, valid, group_stride, rows_total, columns, GROUPED
@@ -248,13 +257,12 @@ def _dequantize_kernel(
 ):
     block = tl.program_id(0).to(tl.int64)
     page = pages_ptr + tl.load(page_ids_ptr + block).to(tl.int64) * page_stride
-    tokens = tl.arange(0, 128)[:, None]
-    codes = tl.load(page + tokens * 64 + tl.arange(0, 64)[None, :])
-    scales = tl.load(page + 8192 + tokens * 8 + tl.arange(0, 8)[None, :])
+    codes, scales = load_page(page)
     keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
     if EXACT:
         keys = widened(keys, PTX)
-    tl.store(keys_ptr + block * 16384 + tokens * 128 + tl.arange(0, 128)[None, :], keys)
+    tokens = tl.arange(0, TOKENS)[:, None]
+    tl.store(keys_ptr + block * (TOKENS * DIMS) + tokens * DIMS + tl.arange(0, DIMS)[None, :], keys)
 
 
 def dequantize_pages(

@@ -12,13 +12,16 @@ Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from kernel.backends.base import Order
+from kernel.backends.triton.plan import uploaded
 from kernel.backends.triton.topk_many import (
     LIST_ENTRIES,
     WIDTH,
@@ -27,6 +30,7 @@ from kernel.backends.triton.topk_many import (
     maxima_kernel,
     row_of_request,
 )
+from kernel.batch import Request
 
 # Top-k of few rows: a program a row, the whole row in registers.
 #
@@ -156,14 +160,31 @@ _ROWS = 32
 
 @dataclass(frozen=True)
 class DecodeRows:
-    """Whose the rows of a decode step's scores are, each ``[n]`` int32; see
-    :func:`kernel.backends.triton.decode.score_requests`. For rows of no request nothing is selected."""
+    """The requests of a decode step and their rows, each ``[n]`` int32 on the device.
 
+    Rows of no request are selected no block.
+    """
+
+    table_rows: torch.Tensor
+    """Row of the block table."""
     query_starts: torch.Tensor
     query_ends: torch.Tensor
     seq_lens: torch.Tensor
     out_starts: torch.Tensor
+    """First token in the scores."""
     max_queries: int
+    """Most queries of a request."""
+
+    @staticmethod
+    def of(requests: Sequence[Request], out_starts: Sequence[int], device: torch.device) -> DecodeRows:
+        """Copies requests to the device without waiting for it."""
+        rows = [
+            (r.table_row, r.query_start, r.query_start + r.query_len, r.seq_len, out_start)
+            for r, out_start in zip(requests, out_starts)
+        ]
+        columns = uploaded(np.array(rows, dtype=np.int32).T.copy(), device)
+        most = max(request.query_len for request in requests)
+        return DecodeRows(*columns.unbind(), max_queries=most)
 
 
 def select_grouped(

@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernel.contract import BLOCK_TOKENS
+
 # Sorting networks over 16 scores, or (score, id) items, that lie in registers, one of every row at a time.
 #
 # A comparator of items looks at the score first and at the id where scores are equal (the lower id is
@@ -134,6 +136,8 @@ def ascending(ids):
     return ids
 
 
+_TOKENS = tl.constexpr(BLOCK_TOKENS)
+
 # Device functions of the top-k kernels: what a score counts as, and whose a row of a decode step is.
 
 
@@ -170,7 +174,7 @@ def row_of_request(
     start = tl.load(query_starts_ptr + owner, mask=found, other=0)
     length = tl.minimum(tl.load(query_ends_ptr + owner, mask=found, other=0) - start, max_queries)
     position = tl.load(seq_lens_ptr + owner, mask=found, other=0) - length + query
-    nb = tl.where(found & (position >= 0), position // 128 + 1, 0)
+    nb = tl.where(found & (position >= 0), position // _TOKENS + 1, 0)
     return nb, tl.where(found, (start + query) * H + row % H, row)
 
 

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from kernel.backends.triton.e4m3 import DIMS, SCALES_START, TOKEN_BYTES, TOKENS
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 # Pages on Hopper: brought to shared memory, and turned into keys in the registers of a warpgroup.
@@ -128,13 +129,13 @@ def bring_page(pages_ptr, page_lines, page_id, num_pages, codes, scales, wanted)
     SCALES: gl.constexpr = gl.BlockedLayout([1, 4], [4, 8], [4, 1], [1, 0])
     page_id = gl.minimum(gl.maximum(page_id, 0), num_pages - 1)
     page = pages_ptr + page_id.to(gl.int64) * page_lines * 16  # so that the compiler knows the alignment
-    token = gl.arange(0, 128, layout=gl.SliceLayout(1, CODES))
-    octet = gl.arange(0, 64, layout=gl.SliceLayout(0, CODES))
+    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, CODES))
+    octet = gl.arange(0, TOKEN_BYTES, layout=gl.SliceLayout(0, CODES))
     line = gl.arange(0, 16, layout=gl.SliceLayout(1, SCALES))
     pair = gl.arange(0, 32, layout=gl.SliceLayout(0, SCALES))
     if wanted:
-        async_copy.async_copy_global_to_shared(codes, page + (token[:, None] * 64 + octet[None, :]))
-        first = (page + 8192).to(gl.pointer_type(gl.uint16), bitcast=True)
+        async_copy.async_copy_global_to_shared(codes, page + (token[:, None] * TOKEN_BYTES + octet[None, :]))
+        first = (page + SCALES_START).to(gl.pointer_type(gl.uint16), bitcast=True)
         async_copy.async_copy_global_to_shared(scales, first + (line[:, None] * 32 + pair[None, :]))
     async_copy.commit_group()
 
@@ -273,7 +274,7 @@ def decode_kernel(
     listed = request < batch
     all_starts = gl.load(query_starts_ptr + request, mask=listed, other=0)
     all_ends = gl.load(query_ends_ptr + request, mask=listed, other=0)
-    all_blocks = (gl.load(seq_lens_ptr + request, mask=listed, other=0) + 127) // 128
+    all_blocks = (gl.load(seq_lens_ptr + request, mask=listed, other=0) + (TOKENS - 1)) // TOKENS
     all_blocks = gl.where(all_ends > all_starts, gl.minimum(gl.maximum(all_blocks, 0), table_columns), 0)
     line_ends = gl.associative_scan(all_blocks, 0, _plus)
     total = gl.sum(all_blocks, 0)
@@ -285,28 +286,28 @@ def decode_kernel(
 
     row = gl.arange(0, N, layout=ROWS)
     queries = gl.allocate_shared_memory(
-        DTYPE, [N, 128], gl.NVMMASharedLayout.get_default_for([N, 128], DTYPE)
+        DTYPE, [N, DIMS], gl.NVMMASharedLayout.get_default_for([N, DIMS], DTYPE)
     )
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(vec=1, per_phase=1, max_phase=1, order=[1, 0])
     maxima = gl.allocate_shared_memory(gl.float32, [16, 4, N], PLAIN)
     all_maxima = maxima._reinterpret(gl.float32, [64, N], PLAIN)
-    ring = gl.allocate_shared_memory(gl.uint8, [STAGES, 128, 64], PLAIN)
+    ring = gl.allocate_shared_memory(gl.uint8, [STAGES, TOKENS, TOKEN_BYTES], PLAIN)
     scale_ring = gl.allocate_shared_memory(gl.uint16, [STAGES, 16, 32], PLAIN)
     for r in range(first, last):
         blocks_before = gl.sum(gl.where(request < r, all_blocks, 0), 0)
         query_start = gl.load(query_starts_ptr + r)
         num_rows = gl.minimum(gl.load(query_ends_ptr + r) - query_start, max_queries) * H
         seq_len = gl.load(seq_lens_ptr + r)
-        request_blocks = gl.minimum((seq_len + 127) // 128, table_columns)
+        request_blocks = gl.minimum((seq_len + (TOKENS - 1)) // TOKENS, table_columns)
         table_row_ptr = table_ptr + gl.load(table_rows_ptr + r).to(gl.int64) * table_stride
         begin = gl.maximum(line_begin - blocks_before, 0)
         end = gl.minimum(line_end - blocks_before, request_blocks)
 
         q_row = gl.arange(0, N, layout=gl.SliceLayout(1, QUERIES))
-        column = gl.arange(0, 128, layout=gl.SliceLayout(0, QUERIES))
+        column = gl.arange(0, DIMS, layout=gl.SliceLayout(0, QUERIES))
         place = 32 * (column // W % 4) + W * (column // (4 * W)) + column % W
         dim = place // 8 * 8 + place % 4 * 2 + place // 4 % 2
-        offsets = (query_start * H + q_row).to(gl.int64)[:, None] * 128 + dim[None, :]
+        offsets = (query_start * H + q_row).to(gl.int64)[:, None] * DIMS + dim[None, :]
         octets = gl.load(q_ptr + offsets, mask=(q_row < num_rows)[:, None], other=0)
         queries.store(octets.to(gl.float8e4nv, bitcast=True).to(DTYPE))
         fence_async_shared()
@@ -349,9 +350,9 @@ def decode_kernel(
             next_id = gl.load(table_row_ptr + gl.minimum(block + STAGES + 1, end - 1))
             place = (place + 1) % STAGES
             first_half = warpgroup_mma_wait(1, deps=[first_half])
-            first_half = _masked(first_half, block * 128, positions, least_position, MMA)
+            first_half = _masked(first_half, block * TOKENS, positions, least_position, MMA)
             last_half = warpgroup_mma_wait(0, deps=[last_half])
-            last_half = _masked(last_half, block * 128 + 64, positions, least_position, MMA)
+            last_half = _masked(last_half, block * TOKENS + 64, positions, least_position, MMA)
             # The maxima of each warp's tokens, without a word to the other warps.
             partial = gl.max(gl.maximum(first_half, last_half).reshape([4, 16, N]), 1)
             maxima.index(block % 16).store(partial)
@@ -360,7 +361,7 @@ def decode_kernel(
                 score = gl.convert_layout(score, FLUSH)
                 slot = gl.arange(0, 16, layout=gl.SliceLayout(1, FLUSH))
                 cells = block // 16 * 16 + slot
-                causal_blocks = (positions_out // 128 + 1)[None, :]
+                causal_blocks = (positions_out // TOKENS + 1)[None, :]
                 score = gl.where(
                     (cells < init_blocks)[:, None] & (cells[:, None] < causal_blocks), _INIT, score
                 )

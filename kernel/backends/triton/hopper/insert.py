@@ -14,6 +14,9 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from kernel.backends.triton.e4m3 import SCALES_START, TOKEN_BYTES, TOKEN_SCALES, TOKENS
+from kernel.contract import BLOCK_TOKENS
+
 _KEYS = 32
 _WARPS = 8
 
@@ -109,13 +112,13 @@ def insert_kernel(
 
     slot = gl.convert_layout(slot, scale.type.layout)
     group = gl.convert_layout(group, scale.type.layout)
-    page = pages_ptr + (slot // 128) * page_lines * 16
-    token = slot % 128
+    page = pages_ptr + (slot // TOKENS) * page_lines * 16
+    token = slot % TOKENS
     written = (slot >= 0) & (slot < num_slots)
-    gl.store(page + 8192 + token * 8 + group % 8, scale, mask=written)
+    gl.store(page + SCALES_START + token * TOKEN_SCALES + group % TOKEN_SCALES, scale, mask=written)
     CODES: gl.constexpr = codes.type.layout
     octet = gl.arange(0, 8, layout=gl.SliceLayout(0, CODES))
-    start = gl.convert_layout(page + token * 64 + group % 8 * 8, gl.SliceLayout(1, CODES))
+    start = gl.convert_layout(page + token * TOKEN_BYTES + group % TOKEN_SCALES * 8, gl.SliceLayout(1, CODES))
     written = gl.convert_layout(written, gl.SliceLayout(1, CODES))
     gl.store(start[:, None] + octet[None, :], codes, mask=written[:, None])
 
@@ -128,7 +131,7 @@ def insert_bfloat16(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor
         pages,
         pages.stride(0) // 16,
         keys.shape[0],
-        pages.shape[0] * 128,
+        pages.shape[0] * BLOCK_TOKENS,
         KEYS=_KEYS,
         WARPS=_WARPS,
         num_warps=_WARPS,

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernel.backends.triton.e4m3 import DIMS, TOKENS
 from kernel.backends.triton.plan import TILE_FIELDS
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
@@ -47,8 +48,8 @@ def _load_queries(q_ptr, first_row, num_rows, MMA: gl.constexpr, EXACT: gl.const
         shape=[64, 128],
     )
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, NATURAL))
-    dim = gl.arange(0, 128, layout=gl.SliceLayout(0, NATURAL))
-    offsets = (first_row + row).to(gl.int64)[:, None] * 128 + dim[None, :]
+    dim = gl.arange(0, DIMS, layout=gl.SliceLayout(0, NATURAL))
+    offsets = (first_row + row).to(gl.int64)[:, None] * DIMS + dim[None, :]
     octets = gl.load(q_ptr + offsets, mask=(row < num_rows)[:, None], other=0)
     values = octets.to(gl.float8e4nv, bitcast=True)
     if EXACT:
@@ -72,19 +73,19 @@ def _produce(keys_desc, buffers, full, empty, first_block, pairs, STAGES: gl.con
         mbarrier.wait(empty.index(stage), ((index // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(stage), keys_desc.block_type.nbytes)
         tma.async_copy_global_to_shared(
-            keys_desc, [first_block * 128 + index * 256, 0], full.index(stage), buffers.index(stage)
+            keys_desc, [first_block * TOKENS + index * 256, 0], full.index(stage), buffers.index(stage)
         )
 
 
 @gluon.jit
 def _pair_maxima(products, block, positions, least_position, MMA: gl.constexpr, ROWS: gl.constexpr):
     """``[64]`` twice: the maxima over the causal tokens of a block and of the next."""
-    if block * 128 + 255 > least_position:
-        token = block * 128 + gl.arange(0, 256, layout=gl.SliceLayout(0, MMA))
+    if block * TOKENS + 255 > least_position:
+        token = block * TOKENS + gl.arange(0, 256, layout=gl.SliceLayout(0, MMA))
         causal = gl.where(token[None, :] <= positions[:, None], products, float("-inf"))
-        maxima = gl.max(causal.reshape([64, 2, 128]), 2)
+        maxima = gl.max(causal.reshape([64, 2, TOKENS]), 2)
     else:
-        maxima = gl.max(products.reshape([64, 2, 128]), 2)
+        maxima = gl.max(products.reshape([64, 2, TOKENS]), 2)
     first, second = gl.split(maxima)
     return gl.convert_layout(first, ROWS) + 0.0, gl.convert_layout(second, ROWS) + 0.0
 
@@ -162,7 +163,7 @@ def _consume(
         out = scores_ptr + (out_row + row).to(gl.int64) * 16
         if begin == 0:
             gl.store(
-                row_info_ptr + out_row + row, (prefix + (skipped_rows + row) // H) // 128 + 1, mask=valid
+                row_info_ptr + out_row + row, (prefix + (skipped_rows + row) // H) // TOKENS + 1, mask=valid
             )
             gl.store(row_info_ptr + rows_total + out_row + row, first_row + row, mask=valid)
     else:
@@ -170,9 +171,9 @@ def _consume(
         head = (first_row + row) % H
         out = scores_ptr + head.to(gl.int64) * head_stride + token.to(gl.int64) * token_stride
     positions = prefix + (skipped_rows + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))) // H
-    num_blocks = (prefix + (skipped_rows + row) // H) // 128 + 1
+    num_blocks = (prefix + (skipped_rows + row) // H) // TOKENS + 1
     least_position = prefix + skipped_rows // H
-    least_blocks = least_position // 128 + 1
+    least_blocks = least_position // TOKENS + 1
     slot = gl.arange(0, 16, layout=gl.SliceLayout(0, TILE))
     nothing = gl.full([64, 16], float("-inf"), gl.float32, TILE)
 
@@ -239,14 +240,14 @@ def score_kernel(
     prefix = gl.load(tile + 3)
     first_block = gl.load(tile + 4)
     out_row = gl.load(tile + 5)
-    last_blocks = (prefix + (skipped_rows + num_rows - 1) // H) // 128 + 1
+    last_blocks = (prefix + (skipped_rows + num_rows - 1) // H) // TOKENS + 1
     groups = (last_blocks + 15) // 16
     share = ((groups + SPLITS - 1) // SPLITS) * 16
     begin = split * share
     # A last block without a second one is followed by keys that no row sees.
     pairs = gl.maximum(gl.minimum(share, last_blocks - begin) + 1, 0) // 2
 
-    buffers = gl.allocate_shared_memory(keys_desc.dtype, [STAGES, 256, 128], keys_desc.layout)
+    buffers = gl.allocate_shared_memory(keys_desc.dtype, [STAGES, 256, DIMS], keys_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
