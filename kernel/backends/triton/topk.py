@@ -184,7 +184,8 @@ class DecodeRows:
         ]
         columns = uploaded(np.array(rows, dtype=np.int32).T.copy(), device)
         most = max(request.query_len for request in requests)
-        return DecodeRows(*columns.unbind(), max_queries=most)
+        table_rows, starts, ends, lengths, first_tokens = columns.unbind()
+        return DecodeRows(table_rows, starts, ends, lengths, first_tokens, most)
 
 
 def select_grouped(
