@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
-from client.output import printable
+from client.output import Cells, printable
 from indexer.case import Case
 from indexer.fidelity import Recall, selection_recall, unquantised_scores
 from indexer.oracle import mismatched_rows, run_oracle, score_error
@@ -201,9 +199,9 @@ def print_report(
         console.print()
 
     section("What happens", Text(_explanation(shown, path)))
-    section("What was picked", Text(_legend(shown.case)), _picks(shown))
+    section("What was picked", Text(_legend(shown.case)), _picks(shown).table())
     section("How well NVFP4 keys choose", Text(_fidelity(shown)))
-    section("How long it took", _times(shown))
+    section("How long it took", _times(shown).table())
     where = f"{printable(str(picture))}: score map of head 0, the selection drawn in."
     if no_picture is not None:
         where = f"No picture: {printable(no_picture)}."
@@ -244,16 +242,14 @@ def _legend(case: Case) -> str:
     return rule + "A few rows:"
 
 
-def _picks(shown: Demonstration) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    for column in ("request", "head", "position", "blocks seen"):
-        table.add_column(column, justify="right")
-    table.add_column("picked (block:score, best first)")
+def _picks(shown: Demonstration) -> Cells:
+    rows: list[tuple[str | Text, ...]] = []
     for head, token in _shown_rows(shown.case):
         request, position = _place(shown.case, token)
         numbers = (request, head, position, int(shown.num_blocks[token]))
-        table.add_row(*(f"{number:,}" for number in numbers), _picked(shown, head, token))
-    return table
+        rows.append((*(f"{number:,}" for number in numbers), _picked(shown, head, token)))
+    columns = ("request", "head", "position", "blocks seen", "picked (block:score, best first)")
+    return Cells(columns, rows, words=(4,))
 
 
 def _picked(shown: Demonstration, head: int, token: int) -> Text:
@@ -303,15 +299,13 @@ def _fidelity(shown: Demonstration) -> str:
     )
 
 
-def _times(shown: Demonstration) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1))
-    table.add_column("stage")
-    table.add_column("cold (first run)", justify="right")
-    table.add_column(f"warm (median of {shown.warm_runs})", justify="right")
-    table.add_column("warm throughput", justify="right")
-    for stage in shown.stages:
-        table.add_row(stage.name, _ms(stage.cold_seconds), _ms(stage.warm_seconds), _throughput(stage))
-    return table
+def _times(shown: Demonstration) -> Cells:
+    rows = [
+        (stage.name, _ms(stage.cold_seconds), _ms(stage.warm_seconds), _throughput(stage))
+        for stage in shown.stages
+    ]
+    warm = f"warm (median of {shown.warm_runs})"
+    return Cells(("stage", "cold (first run)", warm, "warm throughput"), rows)
 
 
 def _ms(seconds: float) -> str:

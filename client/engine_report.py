@@ -5,35 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
-from client.output import printable
+from client.output import Cells, fits, printable
 from indexer.explain.verdict import Cause, EngineVerdict, Finding, Verdict
 from indexer.verify import NotFiniteRow
 
-# A verdict over an engine's result in words and cells, the same at a terminal and in a report.
-
-COLUMNS = (
-    "request",
-    "head",
-    "token",
-    "position",
-    "what",
-    "place",
-    "block or id",
-    "against",
-    "expected",
-    "got",
-    "to k-th",
-    "verdict",
-    "rule",
-)
-"""Of a table of findings."""
-WORD_COLUMNS = (4, 11, 12)
 COLUMN_NOTE = (
     "place: position in the row's ids, from 0. against: the block it is held against. expected: the right "
     "score; where the engine's own scores decide, its score of that other block. got: the engine's score. to "
@@ -149,24 +128,42 @@ def shown_of(verdict: EngineVerdict, shown: Sequence[Finding]) -> str:
     return f"{len(shown):,} of {total:,} differences, the first of each kind, faults first"
 
 
-def cells_of(finding: Finding) -> tuple[str, ...]:
-    """A finding as a row of :data:`COLUMNS`."""
-    block = finding.id if finding.kind == "id" else finding.block
-    return (
-        f"{finding.request:,}",
-        f"{finding.head}",
-        f"{finding.token:,}",
-        f"{finding.position:,}",
-        finding.kind,
-        _whole(finding.place),
-        _whole(block),
-        _whole(finding.against),
-        _number(finding.expected),
-        _number(finding.got),
-        "" if finding.margin is None else f"{finding.margin:+.4g}",
-        finding.verdict,
-        finding.rule,
+def finding_cells(shown: Sequence[Finding]) -> Cells:
+    """Findings as a table, see :data:`COLUMN_NOTE`."""
+    columns = (
+        "request",
+        "head",
+        "token",
+        "position",
+        "what",
+        "place",
+        "block or id",
+        "against",
+        "expected",
+        "got",
+        "to k-th",
+        "verdict",
+        "rule",
     )
+    rows = [
+        (
+            f"{finding.request:,}",
+            f"{finding.head}",
+            f"{finding.token:,}",
+            f"{finding.position:,}",
+            finding.kind,
+            _whole(finding.place),
+            _whole(finding.id if finding.kind == "id" else finding.block),
+            _whole(finding.against),
+            _number(finding.expected),
+            _number(finding.got),
+            "" if finding.margin is None else f"{finding.margin:+.4g}",
+            _verdict(finding),
+            finding.rule,
+        )
+        for finding in shown
+    ]
+    return Cells(columns, rows, words=(4, 11, 12))
 
 
 def sentence(finding: Finding) -> str:
@@ -221,8 +218,6 @@ def _number(value: float | None) -> str:
 
 
 SHOWN_FINDINGS = 12
-MOST_COLUMNS = 1 << 16
-"""Columns that hold any finding."""
 
 
 def print_not_judged(console: Console, case: str, count: int, rows: Sequence[NotFiniteRow]) -> None:
@@ -280,9 +275,8 @@ def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2), expand=False))
     if shown:
-        table = _table(shown)
-        wanted = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS)).maximum + 2
-        if wanted <= console.width:
+        table = finding_cells(shown).table()
+        if fits(console, table, indent=2):
             console.print(Padding(table, (0, 0, 0, 2), expand=False))
         else:
             for finding in shown:
@@ -294,16 +288,6 @@ def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence
         if held == verdict.total_findings:
             told = f"--json has all {held:,}."
         console.print(Padding(Text(told), (0, 0, 0, 2), expand=False))
-
-
-def _table(shown: Sequence[Finding]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for i, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if i in WORD_COLUMNS else "right")
-    for finding in shown:
-        *cells, _, rule = cells_of(finding)
-        table.add_row(*cells, _verdict(finding), Text(rule))
-    return table
 
 
 def _verdict(finding: Finding) -> Text:

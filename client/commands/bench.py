@@ -11,27 +11,28 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from client.commands.profile import case_scorer
 from client.output import (
     MISMATCH,
     BackendOption,
+    Cells,
     JsonOption,
     Precision,
     PrecisionOption,
     TokenOption,
     UrlOption,
     one_line_errors,
+    output,
     printable,
+    status,
 )
+from indexer.case import read_case
 from kernel.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from indexer.case import Case
 
 
 def bench(
@@ -60,11 +61,6 @@ def bench(
     With --report, nothing is measured: the table of a file that the benchmark of the GPU kernels
     (tests/benchmarks/bench_gpu.py) wrote is shown.
     """
-    # REGROUP
-    from client.output import output, status
-    from indexer.case import read_case
-    from kernel.errors import InvalidArgumentError
-
     if report is not None:
         _show(report, as_json)
         return
@@ -85,7 +81,12 @@ def bench(
                     "one caller at a time runs here",
                     "leave out --clients, or name a --url",
                 )
-            where, score = _scorer(call, backend, precision, scores)
+            scorer = case_scorer(call, backend, precision.value)
+            where = scorer.backend
+
+            def score() -> object:
+                return scorer.score(call, return_scores=scores)
+
         else:
             from client.client import remote_client
 
@@ -116,17 +117,13 @@ def bench(
             f"{load.seconds:.1f} s, {load.calls_per_second:,.1f} calls/s, "
             f"{load.calls_per_second * call.rows:,.0f} rows/s; "
             f"p50 {load.p50_ms:.2f} ms, p90 {load.p90_ms:.2f} ms, p99 {load.p99_ms:.2f} ms; "
-            f"{load.errors} failed{': ' if load.errors else ''}{printable(load.first_error)}",
-            markup=False,
+            f"{load.errors} failed{': ' if load.errors else ''}{printable(load.first_error)}"
         )
     if load.errors:
         raise typer.Exit(MISMATCH)
 
 
 def _show(path: Path, as_json: bool) -> None:
-    # REGROUP
-    from client.output import output
-
     with one_line_errors(as_json):
         report = read_report(path)
     if as_json:
@@ -135,33 +132,21 @@ def _show(path: Path, as_json: bool) -> None:
         print_report(report, output())
 
 
-def _scorer(call: Case, backend: str, precision: Precision, scores: bool) -> tuple[str, Callable[[], object]]:
-    from indexer.config import IndexerConfig
-    from indexer.replay import CaseScorer
-    from indexer.scorer import IndexScorer
-
-    config = IndexerConfig(
-        num_index_heads=call.num_heads, num_pages=0, backend=backend, precision=precision.value
-    )
-    scorer = CaseScorer(IndexScorer(config))
-    return scorer.backend, lambda: scorer.score(call, return_scores=scores)
-
-
-# Scores one call over and over, from several threads, and counts.
+# ---- Load: one call over and over, from several threads ----
 
 
 @dataclass(frozen=True)
 class Load:
-    """What came of it.
+    """The outcome of a load.
 
     Attributes:
-        calls: calls that were answered.
+        calls: calls that succeeded.
         errors: calls that failed.
         seconds: from the first call's start to the last one's end.
         p50_ms: median latency.
-        p90_ms: latency that a tenth exceeds.
-        p99_ms: latency that a hundredth exceeds.
-        first_error: what the first failure said; empty if there was none.
+        p90_ms: 90th percentile.
+        p99_ms: 99th percentile.
+        first_error: message of the first failure; empty if there was none.
     """
 
     calls: int
@@ -174,24 +159,24 @@ class Load:
 
     @property
     def calls_per_second(self) -> float:
-        """Answered calls a second."""
+        """Calls that succeeded, a second."""
         return self.calls / self.seconds if self.seconds else 0.0
 
 
 def run_load(score: Callable[[], object], threads: int, seconds: float) -> Load:
-    """Call ``score`` from some threads, each again once it returned, for so long.
+    """Calls ``score`` in a loop from each of some threads.
 
     Args:
         score: one call; may raise.
         threads: callers at a time.
-        seconds: time after which no further call begins.
+        seconds: time after which no further call starts.
     """
     latencies: list[float] = []
     failures: list[Exception] = []
     began = time.perf_counter()
 
     def work() -> None:
-        # A failure does not end the load, but a server that is gone must not be asked a million times.
+        # A failure does not end the load, but a server that is gone must not get a million calls.
         failed = 0
         while (started := time.perf_counter()) - began < seconds and failed < 10:
             try:
@@ -215,11 +200,11 @@ def run_load(score: Callable[[], object], threads: int, seconds: float) -> Load:
 
 
 def _quantile(ordered: list[float], part: float) -> float:
-    """The least value that ``part`` of all do not exceed; 0 of none."""
+    """Returns the least value that a share ``part`` of all do not exceed; 0 of none."""
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else 0.0
 
 
-# The report of a benchmark of the GPU kernels: its file, and the table that shows it.
+# ---- Report of the GPU benchmark ----
 
 
 @dataclass(frozen=True)
@@ -236,14 +221,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """What a benchmark measured, on what."""
+    """The measurements of a GPU benchmark."""
 
     device: str
     torch: str
     rounds: int
     measured: list[Measured]
     peers: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Milliseconds of other kernels for a line's work, with bfloat16 and with fp8 keys."""
+    """By a line's name: milliseconds of other kernels for its work, with bfloat16 and with fp8 keys."""
 
     def write(self, path: Path) -> None:
         """Write the report as JSON."""
@@ -272,12 +257,12 @@ def read_report(path: Path) -> BenchmarkReport:
 
 
 def print_report(report: BenchmarkReport, console: Console) -> None:
-    """One table: times, rates and how many times the peers' speed."""
-    table = Table(title=f"triton on {report.device} (torch {report.torch}), medians of {report.rounds}, cold")
-    for column in ("what", "precision", "ms", "rate", "x bf16 peer", "x fp8 peer"):
-        table.add_column(column, justify="left" if column in ("what", "precision") else "right")
+    """Prints times, rates and the speedup over the peers."""
+    rows = []
     for line in report.measured:
-        peers = [f"{peer / line.milliseconds:.2f}" for peer in report.peers.get(line.name, ())] or ["", ""]
+        speedups = [f"{peer / line.milliseconds:.2f}" for peer in report.peers.get(line.name, ())]
         rate = f"{line.rate:.0f} {line.unit}" if line.rate > 10 else f"{line.rate:.2f} {line.unit}"
-        table.add_row(line.name, line.precision, f"{line.milliseconds:.4f}", rate, *peers)
-    console.print(table)
+        rows.append((line.name, line.precision, f"{line.milliseconds:.4f}", rate, *speedups))
+    cells = Cells(("what", "precision", "ms", "rate", "x bf16 peer", "x fp8 peer"), rows, words=(0, 1))
+    title = f"triton on {report.device} (torch {report.torch}), medians of {report.rounds}, cold"
+    console.print(cells.table(title))

@@ -8,7 +8,17 @@ from typing import Annotated
 
 import typer
 
-from client.output import JsonOption, one_line_errors, printable
+from client.output import (
+    JsonOption,
+    check_output,
+    counted,
+    one_line_errors,
+    output,
+    printable,
+    status,
+    write_output,
+)
+from kernel.errors import InvalidArgumentError
 
 case = typer.Typer(
     name="case",
@@ -17,10 +27,7 @@ case = typer.Typer(
     rich_markup_mode=None,
 )
 M3_HEADS = 4
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"
+"""Index heads of MiniMax-M3."""
 
 
 @case.command()
@@ -44,10 +51,8 @@ def make(
     hardly differ. ties: whole blocks repeat, so equal scores are at every place. ragged: m3 over prefill,
     decode, padding and lengths beside block ends.
     """
-    from client.output import check_output, counted, output, status, write_output
     from indexer.case import case_buffers
     from indexer.made_cases import Shape, make_case
-    from kernel.errors import InvalidArgumentError
 
     with one_line_errors(as_json), status() as on_step:
         if tp not in (1, 2, 4):
@@ -77,7 +82,10 @@ def make(
         f"wrote {printable(str(out))}: {counted(made.batch, 'request')}, "
         f"{counted(made.total_q, 'query', 'queries')}, {counted(made.num_heads, 'head')}, "
         f"{counted(made.total_k, 'key')}, {_size(size)}",
-        markup=False,
         soft_wrap=True,
     )
-    console.print(printable(made.source), markup=False, soft_wrap=True)
+    console.print(printable(made.source), soft_wrap=True)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"

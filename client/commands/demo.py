@@ -14,16 +14,23 @@ from client.output import (
     MISMATCH,
     BackendOption,
     JsonOption,
+    check_output,
     one_line_errors,
+    output,
     printable,
     report_failure,
+    status,
+    write_output,
 )
+from indexer.case import read_case
 from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from client.demonstration import Demonstration
 
 DEFAULT_PICTURE = Path("out/demo.png")
+DEMO_CASE = "code_8k_l20.safetensors"
+"""The case that is shown when none is named."""
 
 
 def demo(
@@ -44,10 +51,6 @@ def demo(
 
     Exit code 0 only if the selection is right by the oracle, and by the expected outputs of the case if any.
     """
-    # REGROUP
-    from client.output import output, status
-    from indexer.case import read_case
-
     target = DEFAULT_PICTURE if picture is None else picture
     with one_line_errors(as_json, case):
         path = os.path.relpath(demo_case()) if case is None else case
@@ -78,9 +81,7 @@ def demo(
 
 
 def _refusal(picture: Path, path: str) -> InvalidArgumentError | None:
-    """Why a picture cannot be written, as far as can be told before."""
-    from client.output import check_output
-
+    """Returns why a picture cannot be written, as far as can be told beforehand."""
     try:
         check_output("--picture", picture, path)
     except InvalidArgumentError as error:
@@ -105,7 +106,6 @@ def _cannot_draw(shown: Demonstration) -> str | None:
 
 
 def _draw(shown: Demonstration, path: str, picture: Path) -> InvalidArgumentError | None:
-    from client.output import write_output
     from client.plots import draw_score_map, score_map
 
     cells = score_map(shown.case, shown.scores, shown.block_ids)
@@ -117,20 +117,15 @@ def _draw(shown: Demonstration, path: str, picture: Path) -> InvalidArgumentErro
     return None
 
 
-# The case that ``demo`` scores when none is named.
-
-NAME = "code_8k_l20.safetensors"
-
-
 def demo_case() -> Path:
-    """The case inside the installed package, or the clone's.
+    """Returns the path of the case in the installed package, or in the repository.
 
     Raises:
         InvalidArgumentError: neither is there.
     """
-    here = Path(__file__).resolve().parents[1]
-    places = (here / "data" / NAME, here.parent / "tests" / "data" / NAME)
+    package = Path(__file__).resolve().parents[1]
+    places = (package / "data" / DEMO_CASE, package.parent / "tests" / "data" / DEMO_CASE)
     for place in places:
         if place.is_file():
             return place
-    raise InvalidArgumentError("CASE", "not given", f"{NAME} is not installed", "name a case file")
+    raise InvalidArgumentError("CASE", "not given", f"{DEMO_CASE} is not installed", "name a case file")

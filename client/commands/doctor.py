@@ -7,14 +7,12 @@ import json
 import os
 import platform
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
+from rich.text import Text
 
-from client.output import MISMATCH, BackendOption, JsonOption, one_line_errors
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from client.output import MISMATCH, BackendOption, Cells, JsonOption, one_line_errors, output, status
 
 PACKAGES = ("nvfp4-indexer", "torch", "flydsl", "triton", "numpy", "ml_dtypes", "safetensors", "matplotlib")
 
@@ -24,12 +22,11 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
 
     Exit code 0 only if the backend's self-test agrees with the oracle.
     """
-    from client.output import output, status
     from indexer.verify import run_selftest
     from kernel.backends import registry
 
     with one_line_errors(as_json), status() as on_step:
-        on_step("looking around")
+        on_step("inspecting this machine")
         chosen = registry.resolve(backend)
         found_versions, found_devices = versions(), devices()
         backends = [dataclasses.asdict(found) for found in registry.statuses()]
@@ -46,9 +43,9 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
         print(json.dumps(fields))
     else:
         console = output()
-        console.print(_pairs("versions", found_versions))
-        console.print(_pairs("devices", found_devices))
-        console.print(_backend_table(backends, chosen))
+        for title, pairs in (("versions", found_versions), ("devices", found_devices)):
+            console.print(Cells((title, ""), list(pairs.items()), words=(0, 1)).table())
+        console.print(_backend_cells(backends, chosen).table())
         verdict = "RIGHT: {} agrees" if test.ok else "WRONG: {} does not agree"
         console.print(
             f"Self-test {verdict.format(chosen)} with the oracle in {test.rows} rows (score error "
@@ -61,7 +58,7 @@ def doctor(backend: BackendOption = "auto", as_json: JsonOption = False) -> None
 
 
 def versions() -> dict[str, str]:
-    """Python, the system, and the packages that matter."""
+    """Returns the versions of Python, the system and the packages that matter."""
     found = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}"}
     for package in PACKAGES:
         try:
@@ -72,7 +69,7 @@ def versions() -> dict[str, str]:
 
 
 def devices() -> dict[str, str]:
-    """Processors and GPUs."""
+    """Returns the processor and the GPUs."""
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -88,30 +85,13 @@ def devices() -> dict[str, str]:
     return found
 
 
-def _pairs(title: str, pairs: dict[str, str]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(title)
-    table.add_column("")
-    for name, value in pairs.items():
-        table.add_row(name, value)
-    return table
-
-
-def _backend_table(backends: list[dict[str, Any]], chosen: str) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("backend")
-    table.add_column("usable")
-    table.add_column("why", overflow="fold")
-    for found in backends:
-        name = Text(found["name"] + (" (in use)" if found["name"] == chosen else ""))
-        table.add_row(
-            name, Text("yes", "green") if found["usable"] else Text("no", "yellow"), Text(found["reason"])
+def _backend_cells(backends: list[dict[str, Any]], chosen: str) -> Cells:
+    rows = [
+        (
+            found["name"] + (" (in use)" if found["name"] == chosen else ""),
+            Text("yes", "green") if found["usable"] else Text("no", "yellow"),
+            found["reason"],
         )
-    return table
+        for found in backends
+    ]
+    return Cells(("backend", "usable", "why"), rows, words=(0, 1, 2))

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from client.output import BackendOption, JsonOption, one_line_errors, printable
+from client.output import (
+    BackendOption,
+    Cells,
+    JsonOption,
+    check_picture,
+    importing_plots,
+    one_line_errors,
+    output,
+    printable,
+    status,
+    write_output,
+)
+from indexer.case import read_case
+from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from indexer.fidelity import CaseFidelity
 
 
@@ -31,9 +43,6 @@ def fidelity(
     that have a choice. Mass is that of a softmax over q.k / sqrt(128) of the case's queries and keys: what
     attention would lose if its logits were the indexer's. With --json, one object a line and case.
     """
-    from client.output import check_picture, output, status, write_output
-    from indexer.case import read_case
-
     shown = []
     with one_line_errors(as_json, cases[0] if len(cases) == 1 else None), status() as on_step:
         calls = [read_case(name) for name in cases]
@@ -56,30 +65,26 @@ def fidelity(
         layer = "" if one.layer is None else f", layer {one.layer}"
         console.print(
             f"{printable(one.case)}{layer}: {one.counted_rows:,} of {one.rows:,} rows have a choice "
-            f"({printable(one.backend)})",
-            markup=False,
+            f"({printable(one.backend)})"
         )
         if not one.counted_rows:
             continue
-        console.print(_formats(one))
+        console.print(format_cells(one).table())
         quantiles = ", ".join(f"{gap:.3g}" for gap in one.gap_quantiles)
         console.print(
             f"Gap at the last place (5, 25, 50, 75, 95 %): {quantiles}. The best blocks hold "
-            f"{100 * one.kept_mass:.2f} % of the softmax mass.",
-            markup=False,
+            f"{100 * one.kept_mass:.2f} % of the softmax mass."
         )
         if one.worst_rows:
-            console.print(_worst(one))
+            console.print(worst_cells(one).table("Rows that NVFP4 keys cost most"))
         else:
             console.print("No row misses a block with NVFP4 keys.")
     if picture is not None:
-        console.print(f"wrote {printable(str(picture))}", markup=False, soft_wrap=True)
+        console.print(f"wrote {printable(str(picture))}", soft_wrap=True)
 
 
 def fidelity_fields(shown: CaseFidelity) -> dict[str, Any]:
     """A case's fidelity as one JSON object."""
-    import dataclasses
-
     fields = {
         field.name: getattr(shown, field.name) for field in dataclasses.fields(shown) if field.name != "gaps"
     }
@@ -97,9 +102,6 @@ def fidelity_fields(shown: CaseFidelity) -> dict[str, Any]:
 
 
 def _draw(shown: list[CaseFidelity], picture: Path) -> bytes:
-    from client.output import importing_plots
-    from kernel.errors import InvalidArgumentError
-
     with importing_plots(picture):
         from client.plots import draw_fidelity, draw_layers
     if not any(one.counted_rows for one in shown):
@@ -109,41 +111,33 @@ def _draw(shown: list[CaseFidelity], picture: Path) -> bytes:
     return draw_fidelity(shown[0], file_format) if len(shown) == 1 else draw_layers(shown, file_format)
 
 
-def _formats(shown: CaseFidelity) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("keys")
-    for column in ("head", "rows", "recall mean", "worst", "score rms error", "mass lost", "worst"):
-        table.add_column(column, justify="right")
+def format_cells(shown: CaseFidelity) -> Cells:
+    """Recall, score error and lost mass of each format, and its recall by head."""
+    rows: list[tuple[str, ...]] = []
     for found in shown.formats:
         error = "" if found.score_error is None else f"{found.score_error:.3g}"
-        table.add_row(
-            found.name,
-            "all",
-            f"{shown.counted_rows:,}",
-            f"{found.mean:.4f}",
-            f"{found.worst:.3f}",
-            error,
-            f"{100 * found.lost_mass:.3f} %",
-            f"{100 * found.worst_lost_mass:.2f} %",
-        )
+        recall = f"{found.mean:.4f}", f"{found.worst:.3f}"
+        masses = f"{100 * found.lost_mass:.3f} %", f"{100 * found.worst_lost_mass:.2f} %"
+        rows.append((found.name, "all", f"{shown.counted_rows:,}", *recall, error, *masses))
         for head in found.heads if len(found.heads) > 1 else ():
-            table.add_row("", str(head.head), f"{head.rows:,}", f"{head.mean:.4f}", f"{head.worst:.3f}")
-    return table
+            rows.append(("", str(head.head), f"{head.rows:,}", f"{head.mean:.4f}", f"{head.worst:.3f}"))
+    columns = (
+        "keys",
+        "head",
+        "rows",
+        "recall mean",
+        "worst row",
+        "score rms error",
+        "mass lost",
+        "worst row",
+    )
+    return Cells(columns, rows)
 
 
-def _worst(shown: CaseFidelity) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title="Rows that NVFP4 keys cost most", title_justify="left")
-    for column in ("request", "head", "position", "recall", "gap", "mass lost"):
-        table.add_column(column, justify="right")
-    table.add_column("blocks missed")
-    for row in shown.worst_rows:
-        table.add_row(
+def worst_cells(shown: CaseFidelity) -> Cells:
+    """The rows that NVFP4 keys cost most."""
+    rows = [
+        (
             str(row.request),
             str(row.head),
             f"{row.position:,}",
@@ -152,4 +146,7 @@ def _worst(shown: CaseFidelity) -> Table:
             f"{100 * row.lost_mass:.2f} %",
             ", ".join(map(str, row.missed)),
         )
-    return table
+        for row in shown.worst_rows
+    ]
+    columns = ("request", "head", "position", "recall", "gap at last place", "mass lost", "blocks missed")
+    return Cells(columns, rows, words=(6,))

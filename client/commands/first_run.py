@@ -14,7 +14,8 @@ import typer
 
 from client.first_run import DOCTOR, PARTS, SIMULATED, VERIFY
 from client.first_run.run_part import command_of
-from client.output import MISMATCH, JsonOption, one_line_errors, printable
+from client.output import MISMATCH, JsonOption, one_line_errors, output, printable, status
+from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from client.first_run.record import Record
@@ -54,7 +55,6 @@ def first_run(
     from client.commands.doctor import versions
     from client.first_run.record import ARCHIVE, RECORD, TEXT, Record
     from client.first_run.run_part import Interruption
-    from client.output import output
 
     interruption = Interruption()
     with one_line_errors(as_json):
@@ -75,9 +75,9 @@ def first_run(
     else:
         console = output()
         text = "\n".join(map(printable, record.text().splitlines()))
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
         wrote = ", ".join(str(out / name) for name in (ARCHIVE, RECORD, TEXT))
-        console.print(f"wrote {printable(wrote)}", markup=False, soft_wrap=True)
+        console.print(f"wrote {printable(wrote)}", soft_wrap=True)
     if interruption.signal is not None:
         raise typer.Exit(128 + interruption.signal)
     if not record.ok:
@@ -86,7 +86,6 @@ def first_run(
 
 def _run(record: Record, out: Path, cases: list[str], interruption: Interruption) -> None:
     from client.first_run.run_part import PartResult, run_part
-    from client.output import status
 
     refused = record.stopped is not None
     with status() as on_step:
@@ -124,8 +123,6 @@ def kernels() -> dict[str, str | None]:
 @contextmanager
 def _writing(out: Path) -> Iterator[None]:
     """Names ``--out`` when a write in the body fails."""
-    from kernel.errors import InvalidArgumentError
-
     try:
         yield
     except OSError as error:
@@ -138,7 +135,6 @@ def _writing(out: Path) -> Iterator[None]:
 def _check_unused(out: Path) -> None:
     """Refuses the folder of an earlier run: its files would be packed as this run's."""
     from client.first_run.record import OWN_NAMES
-    from kernel.errors import InvalidArgumentError
 
     found = [name for name in OWN_NAMES if os.path.lexists(out / name)]
     if found:
@@ -160,8 +156,6 @@ def _refusal(backend: Backend) -> str | None:
 
 
 def _chosen(parts: list[str] | None) -> list[str]:
-    from kernel.errors import InvalidArgumentError
-
     unknown = sorted(set(parts or ()) - set(PARTS))
     if unknown:
         raise InvalidArgumentError(
@@ -172,8 +166,6 @@ def _chosen(parts: list[str] | None) -> list[str]:
 
 def _check_used(cases: list[str] | None, parts: list[str]) -> None:
     """Refuses case files that no chosen part reads."""
-    from kernel.errors import InvalidArgumentError
-
     if cases and VERIFY not in parts:
         limit = f"is read by the part {VERIFY}, which --part leaves out"
         raise InvalidArgumentError("CASE", cases[0], limit, f"add --part {VERIFY}, or leave the case out")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from client.commands.first_run import first_run
-from client.output import JsonOption, one_line_errors
+from client.output import JsonOption, one_line_errors, output, status
 
 # ``kernel report``: what the compiler made of the gfx950 kernels, and what a model predicts of them.
 
@@ -30,8 +30,6 @@ def report(as_json: JsonOption = False) -> None:
     pages, without more, with the maximum of their group, with sentinels; in both layouts. Predictions are of
     two waves a SIMD on the same path. Of top-k and insert it is what a row or key takes.
     """
-    from client.output import output, status
-
     with one_line_errors(as_json), status() as on_step:
         on_step("loading")
         from kernel.backends.flydsl import geometry, toolchain
@@ -76,11 +74,11 @@ def report(as_json: JsonOption = False) -> None:
         ]
         print(json.dumps({"note": HONESTY, "kernels": kernels}))
         return
-    from client.kernel_tables import print_decode_report, print_report, print_work_report
+    from client.kernel_tables import print_decode_report, print_prefill_report, print_work_report
 
     console = output()
     for found, targets in prefill:
-        print_report(console, found, targets)
+        print_prefill_report(console, found, targets)
     for found_decode, targets in decode:
         print_decode_report(console, found_decode, targets)
     for found_work, targets in work:
@@ -117,7 +115,6 @@ def compile_(
     A cache is bound to the ROCm installation: compile where the kernels will run, in the final image. With
     --cache DIR, processes find it if FLYDSL_RUNTIME_CACHE_DIR is DIR.
     """
-    from client.output import output, status
     from kernel.backends.flydsl.toolchain import compile_kernels
 
     with one_line_errors(as_json), status() as on_step:
@@ -145,7 +142,6 @@ def export(
     The backends flydsl and flydsl-sim take the library that NVFP4_INDEXER_KERNEL_LIBRARY names. It belongs to
     this version of the package, and another one refuses it.
     """
-    from client.output import output, status
     from kernel.backends.flydsl.library_export import export_library
 
     with one_line_errors(as_json), status() as on_step:

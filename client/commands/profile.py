@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 import os
 from collections.abc import Sequence
@@ -14,21 +15,29 @@ import typer
 
 from client.output import (
     BackendOption,
+    CaseArgument,
+    Cells,
     JsonOption,
     Precision,
     PrecisionOption,
     TokenOption,
     UrlOption,
+    check_output,
+    check_picture,
+    counted,
+    importing_plots,
     one_line_errors,
+    output,
     printable,
+    status,
+    write_output,
 )
+from client.rocprof import TracedKernel, read_rocprof, rocprof_command
+from indexer.case import Case, read_case
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from client.rocprof import TracedKernel
-    from indexer.case import Case
     from indexer.profile import PlanBalance
+    from indexer.replay import CaseScorer
     from indexer.wire import Profile
 
 
@@ -41,7 +50,7 @@ class CacheUse(str, enum.Enum):
 
 
 def profile(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case file.")],
+    case: CaseArgument,
     cache: Annotated[
         CacheUse,
         typer.Option(help="cold: the device's caches are flushed before each run."),
@@ -74,8 +83,18 @@ def profile(
     or null, plan with the predicted balance of the gfx950 launch plan or null, and rocprof with its kernels
     or null.
     """
-    from client.output import check_output, check_picture, counted, output, status, write_output
-    from indexer.case import read_case
+
+    def run(use: str, traced: bool) -> Profile:
+        if url is None:
+            return profile_here(
+                call, use, backend, precision.value, repeats=repeats, scores=scores, trace=traced
+            )
+        from client.client import remote_client
+
+        with remote_client(url, token, backend, precision.value) as client:
+            return client.profile(
+                call, cache=cast("Any", use), repeats=repeats, return_scores=scores, trace=traced
+            )
 
     with one_line_errors(as_json, case), status() as on_step:
         call = read_case(case)
@@ -83,18 +102,13 @@ def profile(
             check_picture(picture, case)
         if trace is not None:
             check_output("--trace", trace, case)
-            # Its collector writes lines of its own to stderr; read when torch is loaded.
+            # Silences the trace collector's own lines on stderr; it is read when torch is loaded.
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        kernels = None
-        if rocprof is not None:
-            from client.rocprof import read_rocprof
-
-            kernels = read_rocprof(rocprof)
+        kernels = None if rocprof is None else read_rocprof(rocprof)
         shown: list[Profile] = []
         for use in ("cold", "warm") if cache is CacheUse.both else (cache.value,):
             on_step(f"profiling, {use}")
-            traced = trace is not None and not shown
-            shown.append(_profile(call, use, repeats, scores, traced, backend, precision, url, token))
+            shown.append(run(use, traced=trace is not None and not shown))
         if trace is not None:
             write_output("--trace", trace, [json.dumps(shown[0].trace).encode()])
         balance = _balance(call) if url is None or picture is not None else None
@@ -110,11 +124,10 @@ def profile(
         f"{counted(first.total_q, 'query', 'queries')}, {counted(first.num_heads, 'head')}, "
         f"up to {counted(first.longest_context, 'token')}; "
         f"{printable(first.backend)} on {printable(first.device)}, "
-        f"{'cold and warm' if cache is CacheUse.both else cache.value}, {counted(first.repeats, 'run')}",
-        markup=False,
+        f"{'cold and warm' if cache is CacheUse.both else cache.value}, {counted(first.repeats, 'run')}"
     )
-    console.print(stage_table(shown))
-    console.print(speed_table(shown))
+    console.print(stage_cells(shown).table())
+    console.print(speed_cells(shown).table())
     for one in shown:
         floor = one.floor
         if not one.flop:
@@ -125,51 +138,27 @@ def profile(
         console.print(
             f"{one.cache}: {one.device_ms:.3f} ms are {one.times_floor:.2f} times the floor, which "
             f"{floor.bound_by} sets: {max(floor.compute_ms, floor.memory_ms):.3f} ms "
-            f"({printable(floor.source)}).",
-            markup=False,
+            f"({printable(floor.source)})."
         )
     if balance is not None:
-        console.print(balance_sentence(balance), markup=False)
+        console.print(balance_sentence(balance))
     if kernels is not None:
-        console.print(kernel_table(kernels))
+        console.print(_kernel_cells(kernels).table("rocprofv3"))
     for path in (trace, picture):
         if path is not None:
-            console.print(f"wrote {printable(str(path))}", markup=False, soft_wrap=True)
+            console.print(f"wrote {printable(str(path))}", soft_wrap=True)
     if first.backend == "flydsl" and kernels is None:
-        from client.rocprof import rocprof_command
-
-        console.print(f"Counters: {printable(rocprof_command(case))}", markup=False, soft_wrap=True)
+        console.print(f"Counters: {printable(rocprof_command(case))}", soft_wrap=True)
 
 
 def balance_sentence(balance: PlanBalance) -> str:
-    """The plan's balance in words."""
+    """Returns the plan's balance in words."""
     left_out = f" ({balance.decode_requests} decode requests apart)" if balance.decode_requests else ""
     return (
         f"gfx950 plan{left_out}: {balance.items:,} workgroups for {balance.slots} slots of "
         f"{balance.compute_units} CUs; predicted {100 * balance.busy_share:.0f} % busy until the last ends, "
         f"after {balance.slot_blocks[0]:,.1f} blocks."
     )
-
-
-def _profile(
-    call: Case,
-    cache: str,
-    repeats: int,
-    scores: bool,
-    trace: bool,
-    backend: str,
-    precision: Precision,
-    url: str | None,
-    token: str | None,
-) -> Profile:
-    if url is None:
-        return profile_here(call, cache, repeats, scores, trace, backend, precision.value)
-    from client.client import remote_client
-
-    with remote_client(url, token, backend, precision.value) as client:
-        return client.profile(
-            call, cache=cast("Any", cache), repeats=repeats, return_scores=scores, trace=trace
-        )
 
 
 def _fields(
@@ -197,93 +186,75 @@ def _balance(call: Case) -> PlanBalance | None:
 
 
 def _draw(shown: list[Profile], balance: PlanBalance | None, picture: Path) -> bytes:
-    from client.output import importing_plots
-
     with importing_plots(picture):
         from client.plots import draw_profile
     return draw_profile(shown, balance, picture.suffix.lower()[1:])
 
 
 def profile_here(
-    call: Case, cache: str, repeats: int, scores: bool, trace: bool, backend: str, precision: str
+    call: Case,
+    cache: str,
+    backend: str,
+    precision: str,
+    *,
+    repeats: int,
+    scores: bool = False,
+    trace: bool = False,
 ) -> Profile:
-    """Profile a case in this process."""
-    from indexer.config import IndexerConfig
+    """Profiles a case in this process."""
     from indexer.profile import profile_case
+
+    scorer = case_scorer(call, backend, precision)
+    return profile_case(scorer, call, cache=cast("Any", cache), repeats=repeats, scores=scores, trace=trace)
+
+
+def case_scorer(call: Case, backend: str, precision: str) -> CaseScorer:
+    """Returns what scores a case of as many heads, again and again, in this process."""
+    from indexer.config import IndexerConfig
     from indexer.replay import CaseScorer
     from indexer.scorer import IndexScorer
 
     config = IndexerConfig(
         num_index_heads=call.num_heads, num_pages=0, backend=backend, precision=cast("Any", precision)
     )
-    scorer = CaseScorer(IndexScorer(config))
-    return profile_case(scorer, call, cache=cast("Any", cache), repeats=repeats, scores=scores, trace=trace)
+    return CaseScorer(IndexScorer(config))
 
 
-def stage_table(shown: Sequence[Profile]) -> Table:
+def stage_cells(shown: Sequence[Profile]) -> Cells:
     """Times of each stage, a group of columns for each profile."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("stage", min_width=max(len(stage.stage) for stage in shown[0].stages))
-    for one in shown:
-        for column in (f"{one.cache}: median ms", "least ms", "most ms"):
-            table.add_column(column, justify="right")
-    for index, stage in enumerate(shown[0].stages):
-        times = [
-            f"{time:.3f}"
-            for one in shown
-            for time in (one.stages[index].median_ms, one.stages[index].min_ms, one.stages[index].max_ms)
-        ]
-        table.add_row(printable(stage.stage), *times)
-    return table
+    groups = ((f"{one.cache}: median ms", "least ms", "most ms") for one in shown)
+    rows = [
+        (
+            printable(stages[0].stage),
+            *(f"{ms:,.3f}" for stage in stages for ms in (stage.median_ms, stage.min_ms, stage.max_ms)),
+        )
+        for stages in zip(*(one.stages for one in shown))
+    ]
+    return Cells(("stage", *itertools.chain.from_iterable(groups)), rows)
 
 
-def speed_table(shown: Sequence[Profile]) -> Table:
+def speed_cells(shown: Sequence[Profile]) -> Cells:
     """Work, what was achieved, and what the device does alone."""
-    from rich import box
-    from rich.table import Table
-
     first = shown[0]
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("work", justify="right")
-    for one in shown:
-        table.add_column(one.cache, justify="right")
-    table.add_column("device alone", justify="right")
-    table.add_row(
-        "compute",
-        f"{first.flop / 1e9:,.3f} GFLOP",
-        *(f"{one.tflops:.4g} TFLOP/s" for one in shown),
-        f"{first.floor.tflops:.4g} TFLOP/s",
-    )
-    table.add_row(
-        "memory",
-        f"{first.bytes / 1e6:,.3f} MB",
-        *(f"{one.tbps:.4g} TB/s" for one in shown),
-        f"{first.floor.tbps:.4g} TB/s",
-    )
-    return table
+    speeds = [(one.tflops, one.tbps) for one in shown] + [(first.floor.tflops, first.floor.tbps)]
+    compute = (f"{tflops:.4g} TFLOP/s" for tflops, _ in speeds)
+    memory = (f"{tbps:.4g} TB/s" for _, tbps in speeds)
+    rows = [
+        ("compute", f"{first.flop / 1e9:,.3f} GFLOP", *compute),
+        ("memory", f"{first.bytes / 1e6:,.3f} MB", *memory),
+    ]
+    return Cells(("", "work", *(one.cache for one in shown), "device alone"), rows)
 
 
-def kernel_table(kernels: Sequence[TracedKernel]) -> Table:
-    """Kernels that rocprofv3 traced."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, title="rocprofv3", title_justify="left")
-    table.add_column("kernel", overflow="fold")
-    for column in ("dispatches", "total us", "median us", "least us"):
-        table.add_column(column, justify="right")
-    table.add_column("counters, mean of a dispatch", overflow="fold")
-    for kernel in kernels:
-        counters = ", ".join(f"{name} {value:,.0f}" for name, value in kernel.counters.items())
-        times = (kernel.total_us, kernel.median_us, kernel.min_us)
-        table.add_row(
+def _kernel_cells(kernels: Sequence[TracedKernel]) -> Cells:
+    rows = [
+        (
             printable(kernel.name),
             f"{kernel.dispatches:,}",
-            *(f"{time:,.2f}" for time in times),
-            printable(counters),
+            *(f"{us:,.2f}" for us in (kernel.total_us, kernel.median_us, kernel.min_us)),
+            printable(", ".join(f"{name} {value:,.0f}" for name, value in kernel.counters.items())),
         )
-    return table
+        for kernel in kernels
+    ]
+    columns = ("kernel", "dispatches", "total us", "median us", "least us", "counters, mean of a dispatch")
+    return Cells(columns, rows, words=(0, 5))

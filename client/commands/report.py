@@ -11,16 +11,22 @@ import typer
 from client.output import (
     MISMATCH,
     BackendOption,
+    CaseArgument,
     JsonOption,
     Precision,
     PrecisionOption,
+    check_output,
     one_line_errors,
+    output,
     printable,
+    status,
+    write_output,
 )
+from indexer.case import read_case
 
 
 def report(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case file.")],
+    case: CaseArgument,
     out: Annotated[Path, typer.Option(help="HTML file to write, whole or not at all.")] = Path(
         "out/report.html"
     ),
@@ -35,9 +41,6 @@ def report(
     what NVFP4 costs where the keys before quantisation are known, stage times beside the device's own
     ceilings, the score map, and this machine. It holds no key and no query. Exit code as verify.
     """
-    from client.output import check_output, output, status, write_output
-    from indexer.case import read_case
-
     with one_line_errors(as_json, case), status() as on_step:
         call = read_case(case)
         check_output("--out", out, case)
@@ -54,8 +57,6 @@ def report(
         print(json.dumps(fields))
     else:
         verdict = "RIGHT" if gathered.verification.ok else "WRONG"
-        output().print(
-            f"{verdict}; wrote {printable(str(out))}, {len(page) / 1e6:.1f} MB", markup=False, soft_wrap=True
-        )
+        output().print(f"{verdict}; wrote {printable(str(out))}, {len(page) / 1e6:.1f} MB", soft_wrap=True)
     if not gathered.verification.ok:
         raise typer.Exit(MISMATCH)

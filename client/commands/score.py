@@ -11,15 +11,21 @@ import typer
 
 from client.output import (
     BackendOption,
+    CaseArgument,
     JsonOption,
     Order,
     Precision,
     PrecisionOption,
     TokenOption,
     UrlOption,
+    check_output,
     one_line_errors,
+    output,
     printable,
+    write_output,
 )
+from indexer.case import read_case
+from indexer.case.container import encode_container
 
 if TYPE_CHECKING:
     from indexer.case import Case
@@ -30,7 +36,7 @@ FORMAT = "nvfp4-indexer-scores"
 
 
 def score(
-    case: Annotated[str, typer.Argument(metavar="CASE", help="A case file.")],
+    case: CaseArgument,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -57,12 +63,8 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Score a recorded call and select each row's best blocks, here or in a sidecar."""
-    from client.output import check_output, output, write_output
-    from indexer.case import read_case
-    from indexer.case.container import encode_container
-
     with one_line_errors(as_json, case):
-        call = read_case(case)  # a bad file is told before torch is loaded
+        call = read_case(case)  # before torch is loaded, to refuse a bad file early
         if out is not None:
             check_output("--out", out, case)
         call = dataclasses.replace(
@@ -70,7 +72,7 @@ def score(
             topk=call.topk if topk is None else topk,
             init_blocks=call.init_blocks if init_blocks is None else init_blocks,
             local_blocks=call.local_blocks if local_blocks is None else local_blocks,
-            expected_scores=None,  # they are not looked at here, and need not fit other options
+            expected_scores=None,  # not used here, and need not fit the options
             expected_block_ids=None,
             engine=None,
         )
@@ -111,15 +113,12 @@ def score(
     console = output()
     console.print(
         f"{call.rows} rows over up to {call.num_score_blocks} blocks, the best {call.topk} of each "
-        f"({printable(reply.backend)}, {printable(reply.precision)})",
-        markup=False,
+        f"({printable(reply.backend)}, {printable(reply.precision)})"
     )
     stages = (f"{printable(stage)} {1e3 * seconds:.1f} ms" for stage, seconds in reply.timings.items())
-    console.print("  ".join(stages), markup=False)
+    console.print("  ".join(stages))
     if out is not None:
-        console.print(
-            f"wrote {printable(str(out))}: scores, block_ids, num_blocks", markup=False, soft_wrap=True
-        )
+        console.print(f"wrote {printable(str(out))}: scores, block_ids, num_blocks", soft_wrap=True)
 
 
 def _score_here(

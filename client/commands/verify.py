@@ -8,34 +8,39 @@ import time
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
 
 from client.output import (
     FAILURE,
     MISMATCH,
     BackendOption,
+    Cells,
     JsonOption,
     Precision,
     PrecisionOption,
     TokenOption,
     UrlOption,
+    dumps,
+    fits,
+    one_line_errors,
     out_of_memory,
+    output,
     printable,
+    progress,
     report_failure,
 )
+from indexer.case import Case, read_case
+from kernel.errors import IndexerError
+
+if TYPE_CHECKING:
+    from client.client import Client
+    from indexer.verify import Verification
+    from kernel.backends.base import Precision as PrecisionName
 
 WIDE = 240
 """Columns that hold a row with a long file name, where no terminal sets the width."""
-MOST_COLUMNS = 1 << 16
-"""Columns that hold any row."""
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
-    from client.client import Client
-    from indexer.case import Case
-    from indexer.verify import Verification
-    from kernel.backends.base import Precision as PrecisionName
 
 
 def verify(
@@ -68,10 +73,6 @@ def verify(
     --url those until the answer was here. A case that cannot be read is reported on stderr and does not stop
     the others; the exit code is then 2.
     """
-    from client.output import dumps, one_line_errors, output, progress
-    from indexer.case import read_case
-    from kernel.errors import IndexerError
-
     done, failed = [], False
     with contextlib.ExitStack() as stack:
         client = None
@@ -85,7 +86,7 @@ def verify(
         for name in cases:
             bar.update(task, description=printable(name))
             try:
-                case = read_case(name)  # a bad file is told before torch is loaded
+                case = read_case(name)  # before torch is loaded, to refuse a bad file early
                 if client is None:
                     from indexer.verify import verify_case
 
@@ -105,9 +106,8 @@ def verify(
                     print(dumps(dataclasses.asdict(result)), flush=True)
             bar.advance(task)
     if done and not as_json:
-        console, table = output(pipe_width=WIDE), _table(done)
-        unfolded = console.measure(table, options=console.options.update(max_width=MOST_COLUMNS))
-        console.print(table if unfolded.maximum <= console.width else _sentences(done))
+        console, table = output(pipe_width=WIDE), _cells(done).table()
+        console.print(table if fits(console, table) else _sentences(done))
         from client.engine_report import print_engine, print_not_judged
 
         for result in done:
@@ -143,36 +143,25 @@ def _verify_remote(client: Client, case: Case, name: str, findings: int) -> Veri
     return judge(case, name, answer, seconds, findings)
 
 
-def _table(done: list[Verification]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("")
-    table.add_column("case", overflow="fold")
-    table.add_column("backend")
-    for column in ("rows", "error / allowed", "wrong rows", "seconds"):
-        table.add_column(column, justify="right")
-    for result in done:
-        table.add_row(
+def _cells(done: list[Verification]) -> Cells:
+    rows = [
+        (
             Text("ok", "green") if result.backend_ok else Text("WRONG", "bold red"),
-            Text(printable(result.case)),
-            Text(printable(result.backend)),
+            printable(result.case),
+            printable(result.backend),
             str(result.rows),
             f"{result.max_score_error:.2g} / {result.score_tolerance:.2g}",
             str(result.topk_mismatches),
             f"{result.seconds:.2f}",
         )
-    return table
+        for result in done
+    ]
+    columns = ("", "case", "backend", "rows", "error / allowed", "wrong rows", "seconds")
+    return Cells(columns, rows, words=(0, 1, 2))
 
 
 def _sentences(done: list[Verification]) -> Group:
-    """The table's rows where it is too wide: a name alone on its line is not cut into pieces."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
+    """The rows of a table that is too wide: a name alone on its line is not cut into pieces."""
     parts: list[Text | Padding] = []
     for result in done:
         word = Text("ok ", "green") if result.backend_ok else Text("WRONG ", "bold red")

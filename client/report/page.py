@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from client import engine_report as words
-from client.output import counted
+from client.commands.fidelity import format_cells, worst_cells
+from client.commands.profile import speed_cells, stage_cells
+from client.output import Cells, counted
 from client.report.sections import Gathered
 from indexer.explain.verdict import Cause, EngineVerdict, Finding
-from indexer.fidelity import CaseFidelity
 from indexer.profile import PlanBalance
 from indexer.verify import NotFiniteRow
 
@@ -31,19 +33,17 @@ def paragraph(value: object, kind: str = "") -> str:
     return f"<p{_class(kind)}>{text(value)}</p>"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, words: Iterable[int] = (0,)) -> str:
-    """A table; numbers to the right but in the columns ``words``."""
-    left = set(words)
-    head = "".join(
-        f"<th{_class('w' if i in left else '')}>{text(name)}</th>" for i, name in enumerate(columns)
-    )
+def table(cells: Cells) -> str:
+    """A table; without any heading it has no head."""
+    kinds = [_class("w" if i in cells.words else "") for i in range(len(cells.columns))]
+    head = "".join(f"<th{kind}>{text(name)}</th>" for kind, name in zip(kinds, cells.columns))
     body = "".join(
         "<tr>"
-        + "".join(f"<td{_class('w' if i in left else '')}>{text(cell)}</td>" for i, cell in enumerate(row))
+        + "".join(f"<td{kind}>{text(cell)}</td>" for kind, cell in zip_longest(kinds, row, fillvalue=""))
         + "</tr>"
-        for row in rows
+        for row in cells.rows
     )
-    head = f"<thead><tr>{head}</tr></thead>" if any(columns) else ""
+    head = f"<thead><tr>{head}</tr></thead>" if any(cells.columns) else ""
     return f'<div class="scroll"><table>{head}<tbody>{body}</tbody></table></div>'
 
 
@@ -123,7 +123,7 @@ def not_judged_section(count: int, rows: Sequence[NotFiniteRow]) -> str:
 
 
 def _counts(verdict: EngineVerdict) -> str:
-    rows: list[tuple[object, object]] = []
+    rows: list[tuple[str, str]] = []
     error = words.score_error(verdict)
     if error is not None:
         rows.append(("largest score error, in sum|q k|", error))
@@ -133,17 +133,17 @@ def _counts(verdict: EngineVerdict) -> str:
     written = words.written_keys(verdict)
     if written is not None:
         rows.append(("keys of this step", written))
-    return table(("", ""), rows, words=(0, 1)) if rows else ""
+    return table(Cells(("", ""), rows, words=(0, 1))) if rows else ""
 
 
 def _differences(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[str]:
     parts = [
         "<h3>Differences by kind</h3>",
-        table(("kind", "how many", "shown here"), words.kind_counts(verdict, shown), words=(0, 1)),
+        table(Cells(("kind", "how many", "shown here"), words.kind_counts(verdict, shown), words=(0, 1))),
     ]
     if shown:
         parts.append(f"<h3>{text(words.shown_of(verdict, shown))}</h3>")
-        parts.append(table(words.COLUMNS, map(words.cells_of, shown), words=words.WORD_COLUMNS))
+        parts.append(table(words.finding_cells(shown)))
         parts.append(paragraph(words.COLUMN_NOTE, "soft"))
     return parts
 
@@ -172,7 +172,6 @@ def _cause(cause: Cause, kind: str) -> str:
     )
 
 
-_NONE_MISSED = paragraph("No row misses a block with NVFP4 keys.")
 _STYLE = Path(__file__).with_name("style.css")
 
 
@@ -190,7 +189,7 @@ def report_page(gathered: Gathered) -> str:
     if "map" in gathered.pictures:
         alt = "score map of head 0 with the selected blocks outlined"
         parts.append(section("Scores and selection", picture(gathered.pictures["map"], alt)))
-    parts.append(section("Machine", table(("", ""), gathered.environment.items(), words=(0, 1))))
+    parts.append(section("Machine", table(Cells(("", ""), list(gathered.environment.items()), words=(0, 1)))))
     titles = [part.split("<h2>")[1].split("</h2>")[0] for part in parts]
     links = "".join(f'<a href="#{title.lower().replace(" ", "-")}">{title}</a>' for title in titles)
     name = text(Path(gathered.name).name)
@@ -253,7 +252,9 @@ def _verification(gathered: Gathered) -> str:
         paragraph(
             "This machine's backend against the oracle, and against the outputs that the case expects."
         ),
-        table(("backend", "rows", "wrong rows", "largest score error", "allowed", "seconds, cold"), [row]),
+        table(
+            Cells(("backend", "rows", "wrong rows", "largest score error", "allowed", "seconds, cold"), [row])
+        ),
         paragraph("Score errors are in units of the cell's sum of |q k|.", "soft"),
     )
 
@@ -274,79 +275,25 @@ def _fidelity(gathered: Gathered) -> str:
     ]
     if "fidelity" in gathered.pictures:
         parts.append(picture(gathered.pictures["fidelity"], "recall by head and row, margins and errors"))
-    worst = "<h3>Rows that NVFP4 costs most</h3>" + _worst(shown) if shown.worst_rows else _NONE_MISSED
-    return section("Fidelity", *parts, _formats(shown), worst)
-
-
-def _formats(shown: CaseFidelity) -> str:
-    rows: list[tuple[object, ...]] = []
-    for found in shown.formats:
-        error = "" if found.score_error is None else f"{found.score_error:.3g}"
-        masses = f"{100 * found.lost_mass:.3f} %", f"{100 * found.worst_lost_mass:.2f} %"
-        counted = f"{shown.counted_rows:,}"
-        rows.append((found.name, "all", counted, f"{found.mean:.4f}", f"{found.worst:.3f}", error, *masses))
-        if len(found.heads) > 1:
-            rows += [
-                ("", head.head, f"{head.rows:,}", f"{head.mean:.4f}", f"{head.worst:.3f}", "", "", "")
-                for head in found.heads
-            ]
-    columns = ("keys", "head", "rows", "recall", "worst row", "score rms error", "mass lost", "worst row")
-    note = (
+    mass = (
         "Mass is that of a softmax over q.k / sqrt(128) of the case's own queries and keys: what attention "
         f"would lose if its logits were the indexer's. The best blocks hold {100 * shown.kept_mass:.2f} % of "
         "it; less than nothing is lost where other blocks hold more."
     )
-    return table(columns, rows) + paragraph(note, "soft")
-
-
-def _worst(shown: CaseFidelity) -> str:
-    rows = [
-        (
-            row.request,
-            row.head,
-            f"{row.position:,}",
-            f"{row.recall:.3f}",
-            f"{row.gap:.3g}",
-            f"{100 * row.lost_mass:.2f} %",
-            ", ".join(map(str, row.missed)),
-        )
-        for row in shown.worst_rows
-    ]
-    columns = ("request", "head", "position", "recall", "gap at the last place", "mass lost", "blocks missed")
-    return table(columns, rows, words=(6,))
+    parts += [table(format_cells(shown)), paragraph(mass, "soft")]
+    if shown.worst_rows:
+        parts += ["<h3>Rows that NVFP4 costs most</h3>", table(worst_cells(shown))]
+    else:
+        parts.append(paragraph("No row misses a block with NVFP4 keys."))
+    return section("Fidelity", *parts)
 
 
 def _profile(gathered: Gathered) -> str:
-    cold, warm = gathered.profiles
+    cold = gathered.profiles[0]
     parts = []
     if "profile" in gathered.pictures:
         parts.append(picture(gathered.pictures["profile"], "roofline, and balance of the gfx950 plan"))
-    rows = [
-        (
-            before.stage,
-            *(f"{time:,.3f}" for time in (before.median_ms, before.min_ms, before.max_ms)),
-            *(f"{time:,.3f}" for time in (after.median_ms, after.min_ms, after.max_ms)),
-        )
-        for before, after in zip(cold.stages, warm.stages)
-    ]
-    columns = ("stage", "cold median ms", "least", "most", "warm median ms", "least", "most")
     floor = cold.floor
-    speeds = [
-        (
-            "compute",
-            f"{cold.flop / 1e9:,.3f} GFLOP",
-            f"{cold.tflops:.4g} TFLOP/s",
-            f"{warm.tflops:.4g} TFLOP/s",
-            f"{floor.tflops:.4g} TFLOP/s",
-        ),
-        (
-            "memory",
-            f"{cold.bytes / 1e6:,.3f} MB",
-            f"{cold.tbps:.4g} TB/s",
-            f"{warm.tbps:.4g} TB/s",
-            f"{floor.tbps:.4g} TB/s",
-        ),
-    ]
     about = (
         f"{cold.backend} on {cold.device}, {cold.precision}, median of {counted(cold.repeats, 'run')}. "
         f"The floor is the longer of work and bytes at the device's own speed ({floor.source}): "
@@ -357,8 +304,8 @@ def _profile(gathered: Gathered) -> str:
         "Profile",
         paragraph(about),
         *parts,
-        table(columns, rows),
-        table(("", "work", "cold", "warm", "device alone"), speeds),
+        table(stage_cells(gathered.profiles)),
+        table(speed_cells(gathered.profiles)),
         *plan,
     )
 

@@ -83,7 +83,7 @@ def gather(
     profiles = []
     for cache in ("cold", "warm"):
         on_step(f"profiling, {cache}")
-        profiles.append(profile_here(scored, cache, repeats, False, False, backend, precision))
+        profiles.append(profile_here(scored, cache, backend, precision, repeats=repeats))
     balance = plan_balance(scored)
     on_step("drawing")
     pictures = _pictures(scored, backend, fidelity, profiles, balance)

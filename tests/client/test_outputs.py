@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -342,6 +343,9 @@ def test_no_figure_is_cut(
     monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
     text = call(*words, "--backend", "cpu").stdout
     assert "…" not in text
+    if "profile" in words:
+        rows = [line for line in text.splitlines() if "select" in line]
+        assert [len(re.findall(r"\d\.\d{3}\b", row)) for row in rows] == [6]
     assert max(len(line) for line in text.splitlines()) > 60
 
 
