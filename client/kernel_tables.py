@@ -10,8 +10,8 @@ from rich.text import Text
 from client.output import Cells
 from kernel.gfx950.hazards import HazardDistance
 from kernel.gfx950.report.decode import MEMORY_PAGE_CLOCKS, SHAPES, TRIP_BLOCKS, DecodeReport
-from kernel.gfx950.report.model import Resources
-from kernel.gfx950.report.prefill import KernelReport, LoopReport, Target
+from kernel.gfx950.report.model import Resources, Target
+from kernel.gfx950.report.prefill import KernelReport, LoopReport
 from kernel.gfx950.report.work import WorkReport
 
 COLUMNS = 100

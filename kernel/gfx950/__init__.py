@@ -25,10 +25,10 @@ needs; ``check_hazards`` raises where there are too few. ``RunReport`` counts in
 and label; with ``RunOptions(bank_conflicts=True, trace=True)`` also LDS bank conflicts and each wave's path.
 
 Nothing is guessed: an unknown mnemonic, operand, modifier or mode raises, and so does what no assembler has
-an encoding for (``encodable``). Text means what LLVM's assembler makes of it. Memory is deferred: what is
-loaded may be touched only behind the ``s_waitcnt`` that covers it. Registers, LDS and scratch start
-undefined. Every fault is an ``InterpreterError`` with the assembly line, workgroup, wave and lane. Timing
-is not modelled.
+an encoding for. All that is known of a mnemonic is its row in the table of instructions (``isa``). Text
+means what LLVM's assembler makes of it. Memory is deferred: what is loaded may be touched only behind the
+``s_waitcnt`` that covers it. Registers, LDS and scratch start undefined. Every fault is an
+``InterpreterError`` with the assembly line, workgroup, wave and lane. Timing is not modelled.
 """
 
 from __future__ import annotations

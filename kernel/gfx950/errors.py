@@ -1,5 +1,4 @@
-"""What an interpreted gfx950 kernel can do wrong, one class a kind of fault, each with the place it
-happened."""
+"""Faults of an interpreted gfx950 kernel: one class per kind, each with the place where it happened."""
 
 from __future__ import annotations
 

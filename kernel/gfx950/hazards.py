@@ -1,6 +1,6 @@
 """Wait states between dependent instructions, over every path of a kernel.
 
-One instruction is one wait state, ``s_nop n`` is n + 1. Which pairs need how many: ``hazard_kinds``.
+One instruction is one wait state, ``s_nop n`` is n + 1. Which pairs need how many: ``KINDS``.
 """
 
 from __future__ import annotations

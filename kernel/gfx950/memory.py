@@ -1,5 +1,7 @@
-"""Global memory of the interpreter: registered ranges of host memory, at their host addresses unless told
-otherwise."""
+"""Global memory of the interpreter, the race check on it, and the orders in which waves may run.
+
+Device memory is registered ranges of host memory, at their host addresses unless another is given.
+"""
 
 from __future__ import annotations
 
@@ -173,7 +175,7 @@ def _bytes_at(address: int, size: int) -> UInt8Array:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
 
 
-# Races on global memory: which waves of a launch touched which bytes, and whether anything ordered them.
+# ---- Races on global memory ----
 #
 # Waves of one workgroup are ordered by barriers: an access counts from its issue to the wait that covers it,
 # both in barriers passed, and two accesses of different waves race if these spans meet. Waves of different
@@ -272,7 +274,7 @@ def _race(region: Region, address: int, one: Access, two: Access) -> RaceError:
     )
 
 
-# In which order the waves of a workgroup run between barriers, and when DMA to LDS lands.
+# ---- Schedules ----
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ SCHEDULES = (
 """Orders that a test sweeps: both extremes and two seeded mixtures."""
 
 
-# What the waves of a launch share: global memory, the log of who touched it, and the schedule.
+# ---- What the waves of a launch share ----
 
 Addresses = npt.NDArray[np.int64]
 Lanes = npt.NDArray[np.intp]
@@ -396,9 +398,9 @@ class Machine:
         """The regions that hold ``size`` bytes at each address, and which of the addresses each of them
         holds."""
         align = min(size, 4)
-        crooked = (addresses & (align - 1)) != 0
-        if np.count_nonzero(crooked):
-            at = int(np.argmax(crooked))
+        misaligned = (addresses & (align - 1)) != 0
+        if np.count_nonzero(misaligned):
+            at = int(np.argmax(misaligned))
             raise OutOfBoundsError(
                 f"address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at])
             )

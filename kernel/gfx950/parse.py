@@ -30,7 +30,7 @@ from kernel.gfx950.program import (
 
 # ---- Operands ----
 
-LAST_SGPR = 101
+_LAST_SGPR = 101
 _NAMED_SCALARS = {
     "vcc": (VCC, 2),
     "vcc_lo": (VCC, 1),
@@ -66,7 +66,7 @@ def parse_operand(text: str) -> Operand:
     if (register := _REGISTER.fullmatch(body)) is not None:
         first = int(register["one"] or register["first"])
         last = first if register["one"] else int(register["last"])
-        limit = LAST_SGPR if register["file"] == "s" else 255
+        limit = _LAST_SGPR if register["file"] == "s" else 255
         if not first <= last <= limit:
             raise UnsupportedInstructionError(f"operand {text!r}: registers run from 0 to {limit}")
         if register["file"] == "s":

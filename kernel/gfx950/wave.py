@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from kernel.gfx950.errors import (
 from kernel.gfx950.memory import Access, Machine
 from kernel.gfx950.program import ACCUMULATORS, EXEC, M0, VCC
 
-# Names of registers, and 64-bit lane masks as integers and as 64 bools.
+# ---- Register names and lane masks ----
 
 LaneMask = npt.NDArray[np.bool_]
 
@@ -57,7 +57,7 @@ def value_of(mask: LaneMask) -> int:
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")
 
 
-# The LDS of one workgroup: bytes, which of them are defined, and who touched them since the last barrier.
+# ---- LDS of one workgroup ----
 #
 # Tracking is done a granule at a time: 4 bytes where every LDS access of the kernel is whole aligned dwords,
 # else 1. An operation counts as happening anywhere between its issue and the wait that covers it, so what is
@@ -161,7 +161,7 @@ class Lds:
         )
 
 
-# Memory operations in flight and the ``s_waitcnt`` counters that say when they are over.
+# ---- Memory operations in flight, and the ``s_waitcnt`` counters ----
 #
 # ``vmcnt`` counts loads, stores and DMA to LDS, which finish in order on gfx9. ``lgkmcnt`` counts LDS
 # operations, which finish in order among themselves, and scalar loads, which finish in any order: with n
@@ -230,6 +230,8 @@ class Counters:
     def in_flight(self) -> list[Flight]:
         return [*self.vector_memory, *self.lds, *self.scalar]
 
+
+# ---- The wave ----
 
 LANES = 64
 DEFINED, UNDEFINED, IN_FLIGHT = 0, 1, 2
@@ -422,13 +424,13 @@ class Wave:
     def taint_from(self, register: int) -> None:
         """Slow half of a read: undefined active lanes taint the instruction; raises if in flight."""
         if self.vector_states[register] == IN_FLIGHT:
-            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+            self._refuse_vector(register)
         self.add_taint(~self.defined[register], vector_name(register))
 
     def require(self, register: int, lanes: LaneMask) -> None:
         """Raises unless the register is defined in all of ``lanes``."""
         if self.vector_states[register] == IN_FLIGHT:
-            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+            self._refuse_vector(register)
         if self.vector_states[register] == UNDEFINED:
             missing = ~self.defined[register] & lanes
             if missing.any():
@@ -447,7 +449,7 @@ class Wave:
     def before_write(self, register: int) -> None:
         """Slow half of a write under exec: raises if in flight, else marks the active lanes defined."""
         if self.vector_states[register] == IN_FLIGHT:
-            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+            self._refuse_vector(register)
         self.mark(register, self.lanes)
 
     def mark(self, register: int, lanes: LaneMask) -> None:
@@ -465,14 +467,14 @@ class Wave:
         if state == DEFINED:
             return None
         if state == IN_FLIGHT:
-            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+            self._refuse_vector(register)
         defined: LaneMask = self.defined[register]
         return defined
 
     def move(self, register: int, values: UInt32Array, defined: LaneMask | None, lanes: LaneMask) -> None:
         """Writes ``lanes`` of a register with values of which only some are ``defined`` (None: all)."""
         if self.vector_states[register] == IN_FLIGHT:
-            raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+            self._refuse_vector(register)
         np.copyto(self.u32[register], values, where=lanes)
         if defined is None:
             self.mark(register, lanes)
@@ -505,7 +507,7 @@ class Wave:
     def refuse_in_flight(self, first: int, count: int) -> None:
         for register in range(first, first + count):
             if self.vector_states[register] == IN_FLIGHT:
-                raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
+                self._refuse_vector(register)
 
     def supersede_loads(self, first: int, count: int) -> None:
         """Before a vector memory load: it may load registers again that an earlier one is still to write.
@@ -537,6 +539,9 @@ class Wave:
             access.last_epoch = self.epoch
         if flight.finish is not None:
             flight.finish()
+
+    def _refuse_vector(self, register: int) -> NoReturn:
+        raise MissingWaitError(self._in_flight_message(vector_name(register), register, True))
 
     def _in_flight_message(self, name: str, register: int, vector: bool) -> str:
         for flight in self.counters.in_flight():

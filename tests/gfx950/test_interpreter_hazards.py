@@ -201,7 +201,7 @@ def test_the_shortest_path_counts_round_a_loop() -> None:
     assert (found.seen, found.needed) == (7, 12)
 
 
-# The wait states that ``hazard_kinds`` asks for are those that LLVM 22 inserts, pair by pair.
+# The wait states that ``KINDS`` asks for are those that LLVM 22 inserts, pair by pair.
 #
 # Wide buffer stores with a scalar offset are left out: LLVM 22 does not know that they read their data late.
 

@@ -1,4 +1,4 @@
-"""What a gfx950 code object says about its kernels.
+"""Reads gfx950 code objects: metadata, kernel descriptors, kernel arguments and disassembly.
 
 Source of the layout: the user guide of LLVM's AMDGPU back end (ELF code object, code object V5 metadata,
 kernel descriptor).
@@ -25,7 +25,7 @@ from kernel.errors import DeviceUnavailableError, IndexerError
 from kernel.gfx950.parse import from_descriptor
 from kernel.gfx950.program import KernelArgument, KernelMetadata
 
-# The part of MessagePack that code objects use for their metadata.
+# ---- MessagePack, as far as metadata uses it ----
 
 Value: TypeAlias = "bool | int | str | list[Value] | dict[str, Value] | None"
 
@@ -101,6 +101,8 @@ class _Reader:
             return self._map(self._number(2 << (tag - 0xDE)))
         raise ValueError(f"MessagePack type {tag:#x} at byte {self._at - 1}")
 
+
+# ---- ELF, metadata and kernel descriptors ----
 
 _SHT_NOTE, _SHT_DYNSYM = 7, 11
 _NT_AMDGPU_METADATA = 32
@@ -249,16 +251,13 @@ def _kernel(
     )
 
 
-# The kernel argument segment that hipModuleLaunchKernel builds from ``kernelParams``.
+# ---- Kernel argument segment, built from ``kernelParams`` as hipModuleLaunchKernel does ----
 
 _POINTER_SIZE = ctypes.sizeof(ctypes.c_void_p)
 
 
 def kernarg_segment(
-    metadata: KernelMetadata,
-    kernel_params: int,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
+    metadata: KernelMetadata, kernel_params: int, grid: tuple[int, int, int], block: tuple[int, int, int]
 ) -> bytes:
     """The bytes of the segment: explicit arguments copied, hidden ones filled in.
 
@@ -292,7 +291,7 @@ def kernarg_segment(
     return bytes(segment)
 
 
-# From the bytes of a kernel to assembly text, by whichever gfx950 disassembler this machine has.
+# ---- Disassembly, by whichever gfx950 disassembler this machine has ----
 #
 # The bytes are those that were launched: a dump may be of another compile.
 

@@ -31,7 +31,7 @@ from kernel.gfx950.hip import code_object, standin
 from kernel.gfx950.hip.code_object import kernarg_segment
 from kernel.gfx950.hip.standin import LAUNCH_CALLBACK, Launch
 
-# Which host memory a launch may touch: the elements of its tensors, nothing beside them.
+# ---- Host memory that a launch may touch: the elements of its tensors ----
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,8 @@ def merged(allocations: Iterable[Allocation]) -> list[Allocation]:
         result.append(allocation)
     return result
 
+
+# ---- The device ----
 
 ARCHITECTURE = "gfx950"
 COMPUTE_UNITS = 256
@@ -142,7 +144,7 @@ class SimulatedDevice:
         """What :meth:`prepare` needs, without building or loading anything.
 
         Returns:
-            What was found, for people.
+            What was found, human-readable.
 
         Raises:
             DeviceUnavailableError: what is missing and the remedy.
@@ -190,7 +192,7 @@ class SimulatedDevice:
             self._thread.allocations = outer
 
     def take_failure(self) -> BaseException | None:
-        """What this thread's launches died of since the last take: the kernel's fault, or the HIP call's."""
+        """Returns, and forgets, why this thread's launches failed: the kernel's fault, or the HIP call's."""
         failure: BaseException | None = getattr(self._thread, "failure", None)
         self._thread.failure = None
         loaded = self._loaded()
@@ -218,7 +220,7 @@ class SimulatedDevice:
         finally:
             loaded.sim_fail(b"", 0)
         if self.calls().get(call, 0) == before:
-            raise RuntimeError(f"{call} was not called, so its failure was not tried")
+            raise RuntimeError(f"{call} was not called, so its failure was not tested")
 
     def calls(self) -> dict[str, int]:
         """How often each HIP function was called in this process."""

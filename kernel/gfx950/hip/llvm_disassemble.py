@@ -21,26 +21,13 @@ def main(library: str, code: bytes) -> None:
     llvm = ctypes.CDLL(library)
     for part in (b"TargetInfo", b"Target", b"TargetMC", b"Disassembler"):
         getattr(llvm, (b"LLVMInitializeAMDGPU" + part).decode())()
+    chars, pointer, size = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t
     create = llvm.LLVMCreateDisasmCPU
-    create.argtypes = [
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_void_p,
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-    ]
-    create.restype = ctypes.c_void_p
+    create.argtypes = [chars, chars, pointer, ctypes.c_int, pointer, pointer]
+    create.restype = pointer
     decode = llvm.LLVMDisasmInstruction
-    decode.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_uint64,
-        ctypes.c_uint64,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-    ]
-    decode.restype = ctypes.c_size_t
+    decode.argtypes = [pointer, chars, ctypes.c_uint64, ctypes.c_uint64, chars, size]
+    decode.restype = size
     context = create(TRIPLE, CPU, None, 0, None, None)
     if not context:
         raise SystemExit(f"{library} has no AMDGPU disassembler")

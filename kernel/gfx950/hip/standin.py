@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kernel.errors import DeviceUnavailableError
 
-# Builds the stand-in ``libamdhip64.so.7`` on first use, into the user's cache.
+# ---- Build: ``libamdhip64.so.7``, on first use, into the user's cache ----
 
 LIBRARY_NAME = "libamdhip64.so.7"
 

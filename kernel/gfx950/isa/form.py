@@ -300,7 +300,7 @@ def _vector32(register: int, letter: str) -> ValueSource:
     return {"u": read_u, "i": read_i, "f": read_f}[letter]
 
 
-# How an instruction's result reaches its registers: under exec, and undefined where a source was.
+# ---- Results: written under exec, undefined where a source was ----
 
 
 def write32(register: int, letter: str) -> Callable[[Wave, Value], None]:
@@ -339,7 +339,7 @@ def write64(register: int) -> Callable[[Wave, Value], None]:
     return write
 
 
-# Data-parallel primitives: the first source comes from another lane of the wave (LLVM AMDGPU guide, "DPP").
+# ---- DPP: the first source comes from another lane of the wave (LLVM AMDGPU guide, "DPP") ----
 #
 # A lane whose source lane does not exist or is inactive reads 0 under ``bound_ctrl``, and is not written
 # without it. ``row_mask`` and ``bank_mask`` leave whole rows of 16 and banks of 4 lanes unwritten.
@@ -429,7 +429,7 @@ def dpp_step(
     return step
 
 
-# Sub-dword addressing: sources are bytes or words of registers, and so may the result be.
+# ---- SDWA: sources and result are bytes or words of registers ----
 
 _SELECTIONS = {
     "BYTE_0": (0, 8),

@@ -1,5 +1,7 @@
-"""Vector loads and stores of global memory and scratch, and DMA from global memory to LDS. ``vmcnt`` counts
-them all."""
+"""Loads and stores of global memory and scratch, DMA from global memory to LDS, and scalar loads.
+
+``vmcnt`` counts all but the scalar loads, which ``lgkmcnt`` counts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from kernel.gfx950.memory import Request
 from kernel.gfx950.program import M0, Operand
 from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave
 
-# Where a vector memory instruction goes: buffer and global addresses of its active lanes.
+# ---- Addresses of the active lanes ----
 
 
 @dataclass(frozen=True)
@@ -200,9 +202,10 @@ def _store(form: Form, operand: Operand, find: AddressSource) -> Step:
     return step
 
 
-def _dma(form: Form, find: AddressSource, size: int, lds_offset: int) -> Step:
+def _dma(form: Form, find: AddressSource) -> Step:
     """Global memory to LDS: lane l writes at ``m0 + offset + l * size``; lanes beyond the buffer write 0."""
-    line = form.line
+    size, line = _size(form), form.line
+    lds_offset = int(str(form.instruction.modifiers.get("offset", 0)))
 
     def step(wave: Wave) -> None:
         target = find(wave)
@@ -257,9 +260,7 @@ def _buffer(form: Form) -> Step:
         if form.mnemonic not in ("buffer_load_dword", "buffer_load_dwordx3", "buffer_load_dwordx4"):
             raise UnsupportedInstructionError(f"{form.mnemonic} to LDS")
         address, resource, scalar_offset = form.operands(3)
-        offset = form.instruction.modifiers.get("offset", 0)
-        find = buffer_address(form, address, resource, scalar_offset, size)
-        return _dma(form, find, size, int(offset) if isinstance(offset, int) else 0)
+        return _dma(form, buffer_address(form, address, resource, scalar_offset, size))
     register, address, resource, scalar_offset = form.operands(4)
     loads = "_store_" not in form.mnemonic
     find = buffer_address(form, address, resource, scalar_offset, size, cut=loads and size % 4 == 0)
@@ -277,14 +278,10 @@ def _global(form: Form) -> Step:
 def _global_dma(form: Form) -> Step:
     form.cache_policy()
     address, base = form.operands(2)
-    offset = form.instruction.modifiers.get("offset", 0)
-    find = global_address(form, address, base)
-    return _dma(form, find, _size(form), int(offset) if isinstance(offset, int) else 0)
+    return _dma(form, global_address(form, address, base))
 
 
 # ---- Scratch: private memory of a lane, mostly spilled registers ----
-
-_DWORDS = {"dword": 1, "dwordx2": 2, "dwordx3": 3, "dwordx4": 4}
 
 
 def _scratch(form: Form) -> Step:
@@ -294,15 +291,10 @@ def _scratch(form: Form) -> Step:
     stores = "_store_" in form.mnemonic
     first, second, base = form.operands(3)
     address, register_operand = (first, second) if stores else (second, first)
-    if address.kind != "off" or form.mnemonic.rsplit("_", 1)[1] not in (
-        "dword",
-        "dwordx2",
-        "dwordx3",
-        "dwordx4",
-    ):
+    if address.kind != "off":
         raise UnsupportedInstructionError(f"{form.mnemonic} with operand {address.text}")
     start = (lambda _wave: 0) if base.kind == "off" else form.scalar_source(base)
-    offset, line, count = form.number("offset"), form.line, _DWORDS[form.mnemonic.rsplit("_", 1)[1]]
+    offset, line, count = form.number("offset"), form.line, _size(form) // 4
     if not -4096 <= offset < 4096:
         raise UnsupportedInstructionError(f"offset:{offset}: a scratch offset has 13 bits")
     register = form.vector(register_operand, count, accumulator=None)
@@ -339,13 +331,13 @@ def _scratch(form: Form) -> Step:
 
 # ---- Scalar loads. They return in any order, so only ``lgkmcnt(0)`` covers one ----
 
-_SCALAR_MEMORY_DWORDS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
+_SCALAR_DWORDS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
 _ONE_LANE = np.zeros(1, np.intp)
 
 
-def _scalar_memory_load(form: Form) -> Step:
+def _scalar_load(form: Form) -> Step:
     buffer = form.mnemonic.startswith("s_buffer_load")
-    count = _SCALAR_MEMORY_DWORDS[form.mnemonic.rsplit("_", 1)[1]]
+    count = _SCALAR_DWORDS[form.mnemonic.rsplit("_", 1)[1]]
     destination, base, offset_operand = form.operands(3)
     first = form.scalar_destination(destination, count)
     if base.kind != "scalar" or base.count != (4 if buffer else 2) or base.modified:
@@ -365,7 +357,7 @@ def _scalar_memory_load(form: Form) -> Step:
         at = (constant if signed else offset(wave)) + extra
         limit = None
         if buffer:
-            start, limit = _scalar_memory_buffer(wave, base_register)
+            start, limit = _scalar_buffer(wave, base_register)
         for register in registers:
             if wave.scalar_states[register] == IN_FLIGHT:
                 wave.scalar(register)
@@ -391,7 +383,7 @@ def _scalar_memory_load(form: Form) -> Step:
     return step
 
 
-def _scalar_memory_buffer(wave: Wave, register: int) -> tuple[int, int]:
+def _scalar_buffer(wave: Wave, register: int) -> tuple[int, int]:
     """Base address and bytes of the raw buffer that the four scalars at ``register`` describe."""
     base = wave.scalar64(register)
     if base >> 48 & 0x3FFF:
@@ -427,14 +419,14 @@ def _rows() -> Iterator[Row]:
     for width in ("dword", "dwordx3", "dwordx4"):
         dma = partial(_load_row, build=_global_dma, destinations=0, rule=table.flat)
         yield dma(f"global_load_lds_{width}", lane_bytes=_BYTES[width])
-    for width, dwords in _DWORDS.items():
-        private = partial(_row, build=_scratch, rule=table.scratch, lane_bytes=4 * dwords)
+    for width in ("dword", "dwordx2", "dwordx3", "dwordx4"):
+        private = partial(_row, build=_scratch, rule=table.scratch, lane_bytes=_BYTES[width])
         yield private(f"scratch_load_{width}", kind="vmem_load", destinations=1)
         yield private(f"scratch_store_{width}", kind="vmem_store", destinations=0)
     for head, low in (("s_load", -(1 << 20)), ("s_buffer_load", 0)):
-        for width in _SCALAR_MEMORY_DWORDS:
+        for width in _SCALAR_DWORDS:
             rule = partial(table.scalar_load, low=low)
-            scalar = partial(_row, build=_scalar_memory_load, kind="smem", destinations=1, lane_bytes=0)
+            scalar = partial(_row, build=_scalar_load, kind="smem", destinations=1, lane_bytes=0)
             yield scalar(f"{head}_{width}", rule=rule)
 
 

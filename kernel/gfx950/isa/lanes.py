@@ -1,5 +1,4 @@
-"""Vector compares, selection by a lane mask, and additions with carry: instructions that read or write lane
-masks."""
+"""Vector instructions that read or write lane masks, and those that move values between lanes."""
 
 from __future__ import annotations
 
@@ -191,7 +190,6 @@ def _wide_multiply_add(form: Form) -> Step:
 # Undefined values may be moved.
 
 _LANES = np.arange(64)
-_EVERY_LANE = np.ones(64, np.bool_)
 _MASK_LOW = np.array([(1 << min(lane, 32)) - 1 for lane in range(64)], np.uint64).astype(np.uint32)
 _MASK_HIGH = np.array([(1 << max(lane - 32, 0)) - 1 for lane in range(64)], np.uint64).astype(np.uint32)
 _32 = (np.arange(32, 64), np.arange(32))
@@ -255,12 +253,12 @@ def _permlane_swap(form: Form) -> Step:
         rows = []
         for register in (first, second):
             defined = wave.definedness(register)
-            rows.append(_EVERY_LANE.copy() if defined is None else defined.copy())
+            rows.append(_TRUE.copy() if defined is None else defined.copy())
         held = rows[0][upper]
         rows[0][upper] = rows[1][lower]
         rows[1][lower] = held
         for register, defined in zip((first, second), rows, strict=True):
-            wave.move(register, wave.u32[register].copy(), defined, _EVERY_LANE)
+            wave.move(register, wave.u32[register].copy(), defined, _TRUE)
 
     return step
 

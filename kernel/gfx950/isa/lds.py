@@ -19,7 +19,7 @@ from kernel.gfx950.isa.form import Form, Step
 from kernel.gfx950.isa.table import Row
 from kernel.gfx950.wave import Flight, Wave
 
-# LDS bank conflicts counted from the addresses of an access.
+# ---- Bank conflicts ----
 #
 # An ASSUMPTION, not a published fact: 64 banks of 4 bytes; an access of b bytes a lane is served in groups of
 # 256 / b consecutive lanes (so that a group asks for one dword of every bank at best); lanes that ask for the
@@ -52,6 +52,8 @@ def _count(dwords: npt.NDArray[np.int64], lanes: npt.NDArray[np.intp], width: in
         extra += int(np.bincount(wanted % BANKS, minlength=BANKS).max()) - 1
     return extra
 
+
+# ---- Reads, writes and lane exchanges ----
 
 _BYTES = {"b32": 4, "b64": 8, "b96": 12, "b128": 16, "u8": 1, "u16": 2, "b8": 1, "b16": 2}
 _ALIGN = {12: 16}
@@ -125,12 +127,7 @@ def _read(form: Form) -> Step:
             else:
                 wave.vectors[first : first + len(registers), lanes] = values
         states = wave.load_states(first, len(registers), None if undefined is None else ~undefined)
-        flight = Flight(
-            line,
-            vectors=registers,
-            vector_states=states,
-            lds_granules=_joined(touched),
-        )
+        flight = Flight(line, vectors=registers, vector_states=states, lds_granules=_joined(touched))
         wave.depart(flight)
         wave.counters.lds.append(flight)
 
@@ -229,6 +226,8 @@ def _permute(form: Form) -> Step:
 
     return step
 
+
+# ---- The table's rows ----
 
 _row = partial(
     Row, destinations=0, keeps=False, writes_exec=False, sets_scc=False, falls_through=True, suffixes=(),

@@ -131,10 +131,7 @@ _WITH_SCC: dict[str, tuple[Callable[[int, int, int], tuple[int, int | None]], bo
     "s_lshl2_add_u32": (lambda a, b, _c: _carry((a << 2) + b), False),
     "s_lshl3_add_u32": (lambda a, b, _c: _carry((a << 3) + b), False),
     "s_lshl4_add_u32": (lambda a, b, _c: _carry((a << 4) + b), False),
-    "s_absdiff_i32": (
-        lambda a, b, _c: (abs(signed32(a) - signed32(b)) & WORD, int(a != b)),
-        False,
-    ),
+    "s_absdiff_i32": (lambda a, b, _c: (abs(signed32(a) - signed32(b)) & WORD, int(a != b)), False),
 }
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {

@@ -16,22 +16,13 @@ import numpy.typing as npt
 
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.isa import table
-from kernel.gfx950.isa.form import (
-    Form,
-    Step,
-    TypeLetter,
-    Value,
-    dpp_step,
-    sdwa_step,
-    write32,
-    write64,
-)
+from kernel.gfx950.isa.form import Form, Step, TypeLetter, Value, dpp_step, sdwa_step, write32, write64
 from kernel.gfx950.isa.table import Hazard, Row
 
-# Integer and bit operations of the vector ALU on 64 lanes: uint32 arrays (or numpy scalars) in and out.
+# ---- Integers and bits: uint32 arrays of 64 lanes (or numpy scalars) in and out ----
 
 U32, U64 = np.uint32, np.uint64
-_31, _63 = np.uint32(31), np.uint32(63)
+_24, _31, _63 = np.uint32(0xFFFFFF), np.uint32(31), np.uint32(63)
 _SIXTEENS = np.arange(0, 64 * 16, 16)[:, None]
 
 
@@ -145,7 +136,7 @@ def half_result(a: Value) -> Value:
     return np.asarray(a).view(np.uint16).astype(U32)
 
 
-# IEEE single-precision arithmetic of the vector ALU on whole registers: NaN, signed zero and rounding rules.
+# ---- IEEE single precision: NaN, signed zero and rounding ----
 #
 # The mode is the one the metadata is checked for: round to nearest even, denormals kept, ``ieee_mode`` on, so
 # that a signalling NaN operand gives a quiet NaN. Which NaN payload comes out of an operation is not promised
@@ -250,7 +241,7 @@ def clamp(value: Lanes) -> Lanes:
     return np.where(np.isnan(value), _ZERO, np.clip(value, _ZERO, np.float32(1)))
 
 
-_24 = np.uint32(0xFFFFFF)
+# ---- Operations ----
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Everything that a compiled decode scorer shows without a GPU, in one object and as JSON fields.
+"""Reports on a compiled decode scorer without a GPU, as an object and as JSON fields.
 
 Its page loop scores four pages a trip. A small launch on the interpreter, whose split over the waves is
 known, tells which instructions a trip issues; the trip's first block then tells its role:
@@ -7,8 +7,8 @@ known, tells which instructions a trip issues; the trip's first block then tells
     group     the same, the last of a group of 16 blocks: its maximum is stored
     forced    some row's sentinel or end among them
 
-The loop is the same in both layouts of pages on their way; what a page takes of the LDS is not. Results are
-not looked at. Clocks and times are PREDICTIONS.
+The loop is the same in both layouts of page staging; what a page takes of the LDS is not. Results are not
+read. Clocks and times are PREDICTIONS.
 """
 
 from __future__ import annotations
@@ -32,36 +32,30 @@ from kernel.gfx950.memory import Memory
 from kernel.gfx950.parse import parse_program
 from kernel.gfx950.program import Kernel
 from kernel.gfx950.report.model import (
+    CLOCKS_PER_US,
+    COMPUTE_UNITS,
     LDS_BYTES_PER_CLOCK,
     LDS_PASS_CLOCKS,
+    MEMORY_BYTES_PER_US,
     SIMDS,
     Resources,
+    Target,
+    at_most,
     dma_bytes,
     natural_loops,
-    resources,
-)
-from kernel.gfx950.report.prefill import (
-    LoopReport,
-    Target,
-    Trip,
-    UnknownLoopsError,
-    loop_report,
     no_spills,
-    trips_of,
+    resources,
     vgprs,
     wait_states,
     waves,
 )
+from kernel.gfx950.report.prefill import LoopReport, Trip, UnknownLoopsError, loop_report, trips_of
 from kernel.gfx950.report.timeline import MEMORY_CLOCKS, WORKGROUPS
 from kernel.nvfp4 import build_lut
 from kernel.plan import MAXIMA_BLOCKS
 
 DECODE_ROLES = ("page", "group", "forced")
 TRIP_BLOCKS = 4
-COMPUTE_UNITS = 256
-CLOCKS_PER_US = 2400
-MEMORY_BYTES_PER_US = 8e6
-"""8 TB/s."""
 MEMORY_PAGE_CLOCKS = PAGE_BYTES * COMPUTE_UNITS * CLOCKS_PER_US / MEMORY_BYTES_PER_US
 """Clocks of a CU for a page, as its share of the memory's rate allows."""
 START_LATENCIES = 4
@@ -161,7 +155,7 @@ def report_decode(assembly: str, name: str, heads: int, layout: Layout) -> Decod
         assembly: the compiler's text, metadata included.
         name: the kernel's symbol.
         heads: the index heads it was compiled for, H.
-        layout: where its pages are on their way.
+        layout: its page staging.
 
     Raises:
         InterpreterError: the kernel is wrong, or has an instruction that is not known.
@@ -220,7 +214,7 @@ def _most_frequent(kernel: Kernel, role: str, paths: Counter[tuple[int, ...]]) -
 
 
 def _first_blocks(wave: int) -> Iterator[int]:
-    """First blocks of a wave's trips: it has an equal share of the groups, see ``score_decode_share.py``."""
+    """First blocks of a wave's trips: each wave has an equal share of the groups."""
     first, end = (MAXIMA_BLOCKS * (share * _GROUPS // geo.WAVES) for share in (wave, wave + 1))
     yield from range(first, end, TRIP_BLOCKS)
 
@@ -267,7 +261,7 @@ def _interpret(assembly: str, name: str, heads: int) -> RunReport:
     )  # fmt: skip
 
 
-# What the decode scorer is meant to reach, checked on a report.
+# ---- Targets ----
 
 MAX_PAGE_VALU: dict[Layout, float] = {"registers": 304.5, "staged": 306.5}
 """Vector instructions of a page and wave. Staged, a trip of four pages has 9 more: 8 copies, 1 address."""
@@ -278,30 +272,18 @@ MAX_CLOCKS_OF_MEMORY = 0.5
 
 
 def check_decode_targets(report: DecodeReport) -> list[Target]:
-    """Every aim, met or not."""
+    """Every target, met or not."""
     has = report.resources
     valu, loads = report.per_page("valu"), report.per_page("vmem_load")
     model = max(report.model_clocks.values()) / MEMORY_PAGE_CLOCKS
     predicted = report.predicted_clocks / MEMORY_PAGE_CLOCKS
-    most_valu, most_loads = MAX_PAGE_VALU[report.layout], MAX_PAGE_LOADS[report.layout]
-    share = f"<= {MAX_CLOCKS_OF_MEMORY}"
     return [
         vgprs(has),
         no_spills(has),
         waves(has),
         wait_states(report.hazards),
-        Target("page: VALU", f"<= {most_valu}", f"{valu:.2f}", valu <= most_valu),
-        Target("page: loads", f"<= {most_loads}", f"{loads:.2f}", loads <= most_loads),
-        Target(
-            "page: model clocks of memory's (prediction)",
-            share,
-            f"{model:.3f}",
-            model <= MAX_CLOCKS_OF_MEMORY,
-        ),
-        Target(
-            "page: replayed clocks of memory's (prediction)",
-            share,
-            f"{predicted:.3f}",
-            predicted <= MAX_CLOCKS_OF_MEMORY,
-        ),
+        at_most("page: VALU", MAX_PAGE_VALU[report.layout], valu, ".2f"),
+        at_most("page: loads", MAX_PAGE_LOADS[report.layout], loads, ".2f"),
+        at_most("page: model clocks of memory's (prediction)", MAX_CLOCKS_OF_MEMORY, model, ".3f"),
+        at_most("page: replayed clocks of memory's (prediction)", MAX_CLOCKS_OF_MEMORY, predicted, ".3f"),
     ]

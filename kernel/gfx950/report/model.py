@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kernel.errors import IndexerError
-from kernel.gfx950.hazards import successors
+from kernel.gfx950.hazards import HazardDistance, successors
 from kernel.gfx950.isa import is_dma, row_of
 from kernel.gfx950.program import Instruction, Kernel, KernelMetadata
 
+COMPUTE_UNITS = 256
 SIMDS = 4
 """SIMDs of a compute unit."""
+CLOCKS_PER_US = 2400
+MEMORY_BYTES_PER_US = 8e6
+"""8 TB/s."""
 LANES = 64
 MFMA_CLOCKS = {"matrix of 8 passes": 32}
 """Clocks that an MFMA holds the matrix pipe: 65,536 FLOP of the published 5.03 PFLOP/s, of 1,024 SIMDs at 2.4
@@ -119,7 +123,7 @@ def dma_bytes(instruction: Instruction) -> int:
     return size * LANES
 
 
-# The natural loops of a kernel, from its branches.
+# ---- Natural loops, from the branches ----
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ def _reaching(block: int, header: int, successors: dict[int, tuple[int, ...]]) -
     return found
 
 
-# Registers, spills, scratch and LDS of a compiled kernel, and how many waves of it a SIMD holds.
+# ---- Resources, and the waves that a SIMD holds ----
 
 SIMD_VGPRS = 512
 """Vector registers of a lane on a SIMD, of both kinds, for all its waves."""
@@ -282,3 +286,48 @@ def waves_per_simd(vgpr: int, sgpr: int, lds_bytes: int, workgroup_waves: int) -
 
 def _granules(count: int, granule: int) -> int:
     return max(-(-count // granule), 1) * granule
+
+
+# ---- Targets that all kernels share ----
+
+MAX_VGPRS = 256
+MIN_WAVES_PER_SIMD = 2
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is wanted, what was found, and the reason where the target was missed and one is known."""
+
+    name: str
+    wanted: str
+    found: str
+    met: bool
+    reason: str = ""
+
+
+def at_most(name: str, limit: float, found: float, form: str = "", unit: str = "") -> Target:
+    """``found``, shown in the format ``form``, is not above ``limit``."""
+    return Target(name, f"<= {limit}{unit}", f"{found:{form}}{unit}", found <= limit)
+
+
+def vgprs(has: Resources) -> Target:
+    """Registers of a lane."""
+    return at_most("VGPR", MAX_VGPRS, has.vgpr)
+
+
+def no_spills(has: Resources) -> Target:
+    """No register goes to memory."""
+    spills = has.vgpr_spills + has.sgpr_spills
+    return Target("spills, scratch", "0", f"{spills}, {has.scratch_bytes} B", spills + has.scratch_bytes == 0)
+
+
+def waves(has: Resources) -> Target:
+    """Waves that a SIMD holds at once."""
+    found = has.waves_per_simd
+    return Target("waves a SIMD", f">= {MIN_WAVES_PER_SIMD}", str(found), found >= MIN_WAVES_PER_SIMD)
+
+
+def wait_states(hazards: Sequence[HazardDistance]) -> Target:
+    """No dependent instructions are closer than gfx950 needs."""
+    close = [hazard for hazard in hazards if not hazard.ok]
+    return Target("wait states", "as gfx950 needs", f"{len(close)} kinds too close", not close)

@@ -1,4 +1,4 @@
-"""Everything that a compiled prefill scorer shows without a GPU, in one object and as JSON fields."""
+"""Reports on a compiled prefill scorer without a GPU, as an object and as JSON fields."""
 
 from __future__ import annotations
 
@@ -25,22 +25,27 @@ from kernel.gfx950.report.model import (
     Loop,
     ModelClocks,
     Resources,
+    Target,
+    at_most,
     count_classes,
     model_clocks,
     natural_loops,
+    no_spills,
     resources,
+    vgprs,
+    wait_states,
+    waves,
 )
 from kernel.gfx950.report.timeline import Prediction, predict, utilisation_beside
 from kernel.nvfp4 import build_lut
 from kernel.page import blocks_of
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, TILE_ROWS, WorkItem, pack_items
 
-# A small launch of the prefill scorer on the interpreter: the paths its waves take, LDS bank conflicts.
+# ---- A small launch on the interpreter: the paths that waves take, LDS bank conflicts ----
 #
 # The work items are tiles of 512 query rows: one whose first query starts a block, which meets groups of
 # fully visible blocks, blocks seen whole, its diagonal and, with few heads, blocks that only later waves see;
-# and tiles that start inside a block, whose diagonals the compiler could not foresee. Results are not looked
-# at.
+# and tiles that start inside a block, whose diagonals the compiler could not foresee. Results are not read.
 
 POSITIONS = (10 * BLOCK_TOKENS, 2 * BLOCK_TOKENS + 8, 2 * BLOCK_TOKENS + 64)
 """Positions of the tiles' first queries."""
@@ -124,7 +129,7 @@ def interpret(program: Program, kernel_name: str, num_heads: int) -> Interpreted
     return InterpretedRun(report, items, num_heads)
 
 
-# The prefill scorer's loops by role, found by what its waves do and not by how the code looks.
+# ---- Loops by role, found by what waves do and not by how the code looks ----
 #
 # A block costs a wave exactly one barrier, so a trip round a loop that passes barriers scores as many blocks
 # as it passes. An interpreted run tells which instructions each trip of each wave issued; counting blocks
@@ -136,7 +141,7 @@ def interpret(program: Program, kernel_name: str, num_heads: int) -> Interpreted
 #     unaligned   the same where it does not
 #     later       of one after all of the wave's rows
 #
-# What does not fit is an error: then the kernel's structure has changed and this file with it must.
+# What does not fit is an error: the kernel's structure has changed, and this file must follow.
 
 ROLES = ("unmasked", "whole", "diagonal", "unaligned", "later")
 
@@ -262,8 +267,8 @@ class LoopReport:
     model: ModelClocks
     prediction: Prediction
     beside_unmasked: float | None
-    """Predicted utilisation where the other workgroup is in its unmasked loop; for diagonals only, which are
-    seldom beside each other."""
+    """Predicted utilisation where the other workgroup is in its unmasked loop; for diagonals only, which
+    rarely run side by side."""
 
     def fields(self) -> dict[str, Any]:
         """As JSON: counts are facts, everything that says clocks, model or predicted is a prediction."""
@@ -399,11 +404,9 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     )
 
 
-# What the prefill scorer is meant to reach, checked on a report.
+# ---- Targets ----
 
-MAX_VGPRS = 256
 MAX_LDS_BYTES = 40 * 1024
-MIN_WAVES_PER_SIMD = 2
 MAX_UNMASKED_VALU = 845
 """Vector instructions of four blocks and a wave."""
 MIN_UNMASKED_UTILISATION = 0.97
@@ -412,19 +415,8 @@ MAX_DIAGONAL_CLOCKS = 1.06
 MIN_DIAGONAL_UTILISATION = 0.9
 
 
-@dataclass(frozen=True)
-class Target:
-    """One aim: what is wanted, what was found, and the reason where it was missed and one is known."""
-
-    name: str
-    wanted: str
-    found: str
-    met: bool
-    reason: str = ""
-
-
 def check_targets(report: KernelReport) -> list[Target]:
-    """Every aim, met or not."""
+    """Every target, met or not."""
     has, whole = report.resources, report.loop("whole")
     unmasked, diagonal = report.loop("unmasked"), report.loop("diagonal")
     valu, bound = unmasked.classes["valu"], unmasked.model.bound
@@ -432,43 +424,15 @@ def check_targets(report: KernelReport) -> list[Target]:
     return [
         vgprs(has),
         no_spills(has),
-        Target("LDS", f"<= {MAX_LDS_BYTES} B", f"{has.lds_bytes} B", has.lds_bytes <= MAX_LDS_BYTES),
+        at_most("LDS", MAX_LDS_BYTES, has.lds_bytes, unit=" B"),
         waves(has),
         wait_states(report.hazards),
         Target("unmasked: bound", "mfma", bound, bound == "mfma"),
-        Target("unmasked: VALU", f"<= {MAX_UNMASKED_VALU}", str(valu), valu <= MAX_UNMASKED_VALU),
+        at_most("unmasked: VALU", MAX_UNMASKED_VALU, valu),
         _utilisation(unmasked, MIN_UNMASKED_UTILISATION),
-        Target(
-            "diagonal: clocks of a whole block's MFMA (prediction)",
-            f"<= {MAX_DIAGONAL_CLOCKS}",
-            f"{ratio:.2f}",
-            ratio <= MAX_DIAGONAL_CLOCKS,
-        ),
+        at_most("diagonal: clocks of a whole block's MFMA (prediction)", MAX_DIAGONAL_CLOCKS, ratio, ".2f"),
         _utilisation(diagonal, MIN_DIAGONAL_UTILISATION),
     ]
-
-
-def vgprs(has: Resources) -> Target:
-    """Registers of a lane."""
-    return Target("VGPR", f"<= {MAX_VGPRS}", str(has.vgpr), has.vgpr <= MAX_VGPRS)
-
-
-def no_spills(has: Resources) -> Target:
-    """No register goes to memory."""
-    spills = has.vgpr_spills + has.sgpr_spills
-    return Target("spills, scratch", "0", f"{spills}, {has.scratch_bytes} B", spills + has.scratch_bytes == 0)
-
-
-def waves(has: Resources) -> Target:
-    """Waves that a SIMD holds at once."""
-    found = has.waves_per_simd
-    return Target("waves a SIMD", f">= {MIN_WAVES_PER_SIMD}", str(found), found >= MIN_WAVES_PER_SIMD)
-
-
-def wait_states(hazards: Sequence[HazardDistance]) -> Target:
-    """No dependent instructions are closer than gfx950 needs."""
-    close = [hazard for hazard in hazards if not hazard.ok]
-    return Target("wait states", "as gfx950 needs", f"{len(close)} kinds too close", not close)
 
 
 def _utilisation(loop: LoopReport, wanted: float) -> Target:

@@ -40,8 +40,6 @@ from kernel.gfx950.report.model import (
     mfma_clocks,
 )
 
-# The waves of two workgroups on one CU, replayed in order; :mod:`.timeline` says what is assumed.
-
 ISSUE_CLOCKS = 4
 TAKEN_BRANCH_CLOCKS = 16
 MFMA_RESULT_CLOCKS = 16

@@ -1,4 +1,4 @@
-"""What a kernel without a main loop issues and moves for each unit of its work, and the time that predicts.
+"""Reports on kernels without a main loop: instructions and bytes per unit of work, and the time they predict.
 
 Counts are facts of an interpreted run. Microseconds are a PREDICTION: vector instructions at their rate,
 bytes at the memory's, the larger of the two, as if they overlapped wholly and nothing else took time.
@@ -21,14 +21,21 @@ from kernel.gfx950.isa import lookup
 from kernel.gfx950.launch import RunReport, run
 from kernel.gfx950.memory import Memory
 from kernel.gfx950.parse import parse_program
-from kernel.gfx950.report.model import SIMDS, VALU_CLOCKS, Resources, resources
-from kernel.gfx950.report.prefill import Target, no_spills, wait_states
+from kernel.gfx950.report.model import (
+    CLOCKS_PER_US,
+    COMPUTE_UNITS,
+    MEMORY_BYTES_PER_US,
+    SIMDS,
+    VALU_CLOCKS,
+    Resources,
+    Target,
+    at_most,
+    no_spills,
+    resources,
+    wait_states,
+)
 from kernel.plan import MAXIMA_BLOCKS
 
-COMPUTE_UNITS = 256
-CLOCKS_PER_US = 2400
-BYTES_PER_US = 8e6
-"""8 TB/s."""
 CACHE_LINE_BYTES = 128
 """What a read from memory moves at least."""
 
@@ -38,7 +45,7 @@ class Shape:
     """A shape that the kernel is reported for.
 
     Attributes:
-        name: for people. unit: what is counted, such as "row". units: how many a call has.
+        name: human-readable. unit: what is counted, such as "row". units: how many a call has.
         bytes_per_unit: bytes that must move for each, whole cache lines where less is read of them.
     """
 
@@ -70,7 +77,7 @@ class Work:
     @property
     def memory_us(self) -> float:
         """Time of the bytes; a prediction."""
-        return self.shape.bytes_per_unit * self.shape.units / BYTES_PER_US
+        return self.shape.bytes_per_unit * self.shape.units / MEMORY_BYTES_PER_US
 
     @property
     def predicted_us(self) -> float:
@@ -134,7 +141,7 @@ def report_of(report: RunReport, works: tuple[Work, ...]) -> WorkReport:
     return WorkReport(kernel.name, resources(kernel.metadata), tuple(hazard_distances(kernel)), works)
 
 
-# The top-k kernels on the interpreter: rows of random scores that end in a local block's sentinel.
+# ---- Top-k: rows of random scores that end in a local block's sentinel ----
 
 CALL_ROWS = 32_768
 """Rows of a prefill of 8,192 queries with 4 heads."""
@@ -205,7 +212,7 @@ def _interpret(assembly: str, variant: Variant, num_blocks: int) -> RunReport:
     )  # fmt: skip
 
 
-# An insert kernel on the interpreter: random keys to scattered slots.
+# ---- Insert: random keys to scattered slots ----
 
 CALL_KEYS = 65_536
 _KEYS = 64
@@ -253,7 +260,7 @@ def report_insert(assembly: str, name: str, key_type: KeyType) -> WorkReport:
     return report_of(found, (work_of(shape, found, _KEYS),))
 
 
-# What the top-k and insert kernels are meant to reach, checked on a report.
+# ---- Targets ----
 
 MAX_TOPK_US = 15.0
 """Of 32,768 rows of 4,096 blocks through group maxima: 5 % of the time that scoring them takes."""
@@ -263,29 +270,14 @@ _TOPK, _SCANS, _INSERT = "topk_group_k16_b4096", ("topk_scan_k16", "topk_scan_k3
 
 
 def check_work_targets(report: WorkReport) -> list[Target]:
-    """Every aim, met or not; times are predictions."""
-    return [
-        no_spills(report.resources),
-        wait_states(report.hazards),
-        *_times(report),
-    ]
+    """Every target, met or not; times are predictions."""
+    return [no_spills(report.resources), wait_states(report.hazards), *_times(report)]
 
 
 def _times(report: WorkReport) -> Iterator[Target]:
     longest = report.works[0]
     if report.name == _TOPK:
-        found = longest.predicted_us
-        yield Target(
-            f"{longest.shape.name} (prediction)",
-            f"<= {MAX_TOPK_US} us",
-            f"{found:.1f} us",
-            found <= MAX_TOPK_US,
-        )
+        yield at_most(f"{longest.shape.name} (prediction)", MAX_TOPK_US, longest.predicted_us, ".1f", " us")
     if report.name in _SCANS or report.name.startswith(_INSERT):
-        yield _of_memory(longest)
-
-
-def _of_memory(work: Work) -> Target:
-    found = work.predicted_us / work.memory_us
-    name = f"{work.shape.name}: time of its bytes' (prediction)"
-    return Target(name, f"<= {MAX_OF_MEMORY}", f"{found:.2f}", found <= MAX_OF_MEMORY)
+        name = f"{longest.shape.name}: time of its bytes' (prediction)"
+        yield at_most(name, MAX_OF_MEMORY, longest.predicted_us / longest.memory_us, ".2f")
