@@ -70,13 +70,12 @@ def with_finite_queries(case: Case, finite: Bools) -> Case:
 
 def not_finite_rows(case: Case, finite: Bools) -> Iterator[NotFiniteRow]:
     """The rows that are not finite, by token and head."""
-    prefix = case.seq_lens.astype(np.int64) - case.query_lens - case.cu_seqlens_q[:-1]
+    positions = case.positions()
     for token, head in np.argwhere(~finite.T).tolist():
         request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
         query = case.index_q[token, head].astype(np.float32)
         dim = int(np.flatnonzero(~np.isfinite(query))[0])
-        position = token + int(prefix[request])
-        yield NotFiniteRow(request, head, token, position, dim, str(float(query[dim])))
+        yield NotFiniteRow(request, head, token, int(positions[token]), dim, str(float(query[dim])))
 
 
 # ---- Verification ----

@@ -239,10 +239,12 @@ class Case:
 
     def num_blocks_per_query(self) -> Array:
         """``nb`` of every query token, ``pos // 128 + 1``: ``[total_q]`` int32."""
-        lengths = self.query_lens
-        prefix = self.seq_lens.astype(np.int64) - lengths - self.cu_seqlens_q[:-1]
-        positions = np.arange(self.total_q, dtype=np.int64) + np.repeat(prefix, lengths)
-        return (positions // BLOCK_TOKENS + 1).astype(np.int32)
+        return (self.positions() // BLOCK_TOKENS + 1).astype(np.int32)
+
+    def positions(self) -> Array:
+        """Position of every query token in its request: ``[total_q]`` int64."""
+        prefix = self.seq_lens.astype(np.int64) - self.query_lens - self.cu_seqlens_q[:-1]
+        return np.arange(self.total_q, dtype=np.int64) + np.repeat(prefix, self.query_lens)
 
     def _blocks(self) -> Array:
         blocks = -(-self.seq_lens.astype(np.int64) // BLOCK_TOKENS)

@@ -262,8 +262,7 @@ def check_written(case: Case) -> WrittenKeys | None:
         return None
     pages = case.pages.reshape(-1, PAGE_BYTES)
     request = np.repeat(np.arange(case.batch), case.query_lens)
-    prefix = case.seq_lens.astype(np.int64) - case.query_lens - case.cu_seqlens_q[:-1]
-    position = np.arange(case.total_q) + prefix[request]
+    position = case.positions()
     place, slot = case.block_table[request, position // BLOCK_TOKENS], position % BLOCK_TOKENS
     wrong = np.zeros(case.total_q, dtype=bool)
     for first in range(0, case.total_q, CHUNK_TOKENS):

@@ -267,8 +267,7 @@ def parts_at_fault(case: Case, grades: NDArray[np.int8]) -> Iterator[tuple[str, 
         return
     head, token = np.arange(case.num_heads)[:, None], np.arange(case.total_q)
     request = np.searchsorted(case.cu_seqlens_q, token, side="right") - 1
-    lens = case.seq_lens.astype(np.int64) - case.query_lens
-    position = lens[request] + token - case.cu_seqlens_q[request]
+    position = case.positions()
     heads, tokens = np.nonzero(faulty)
     start = int(position[tokens].min())
     parts = [
