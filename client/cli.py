@@ -1,4 +1,7 @@
-"""The command's entry point."""
+"""The ``nvfp4-indexer`` command: its subcommands, and every way to end as an exit code and at most one line.
+
+Imports stay light, so that --help is quick: no torch, no HTTP client.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,17 @@ from client.commands.score import score
 from client.commands.verify import verify
 from client.output import FAILURE, out_of_memory, printable, report_failure
 
-# The command line as a whole: every way it can end as an exit code and at most one line.
-
 NAME = "nvfp4-indexer"
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
 READER_GONE = 141
-"""Exit code after whoever read stdout went away: 128 + SIGPIPE."""
+"""Exit code after the reader of stdout has gone: 128 + SIGPIPE."""
+PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Context settings of ``serve``: its options are the server's settings, which are declared there only."""
 
 
 class CommandLine(TyperGroup):
-    """The commands, ended as :data:`client.cli.EXIT_CODES` says."""
+    """The group of commands; it exits as :data:`EXIT_CODES` says."""
 
     def main(
         self,
@@ -61,7 +64,7 @@ class CommandLine(TyperGroup):
             code = self._run(words, as_json)
             if sys.stdout is not None:
                 sys.stdout.flush()
-        except OSError as error:  # of files they are told by option or case: this is stdout's, or stderr's
+        except OSError as error:  # of stdout or stderr: commands name the option or case of another file
             code = READER_GONE
             if not isinstance(error, BrokenPipeError):
                 code = FAILURE
@@ -83,7 +86,7 @@ class CommandLine(TyperGroup):
                 raise
             report_failure(error, as_json)
         except Exception as error:
-            if hasattr(error, "format_message"):  # typer's own, or click's, whichever typer is built on
+            if hasattr(error, "format_message"):  # typer's own, or click's, by the release of typer
                 _report_usage(error, as_json)
             else:
                 if not out_of_memory(error):
@@ -115,17 +118,11 @@ def _report_usage(error: Any, as_json: bool) -> None:
 
 
 def _drop_stdout() -> None:
-    """Let what is left in stdout's buffer go nowhere: at exit Python would try, and complain, again."""
+    """Discards what is left in stdout's buffer: Python would try to write it at exit, and complain again."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-# ``serve``: the sidecar.
-
-PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Context settings of the command: its options are the server's settings, which are declared there only."""
 
 
 def serve(context: typer.Context) -> None:

@@ -1,4 +1,4 @@
-"""What ``demo`` shows of a case: everything measured, nothing printed."""
+"""``demo``: measures a case end to end, and explains what it measured."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from kernel.backends.base import SCORE_TOLERANCE
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 WARM_SECONDS = 2.0
-"""Time after which no further warm run begins, but for the fewest."""
+"""Time after which no further warm run starts, once the fewest are done."""
 WARM_RUNS = (3, 9)
 """Fewest and most warm runs."""
+SHOWN_ROWS = 4
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class StageTime:
         name: what it does.
         cold_seconds: its first run in this process.
         warm_seconds: median of later runs.
-        work: how much of ``unit`` a run does.
-        unit: what is counted: keys, rows, FLOP.
+        work: of a run, in ``unit``.
+        unit: ``key``, ``row`` or ``FLOP``.
     """
 
     name: str
@@ -58,7 +60,7 @@ class StageTime:
 
 @dataclass(frozen=True, eq=False)
 class Demonstration:
-    """A case scored, timed, and judged.
+    """A scored, timed and judged case.
 
     Attributes:
         case: the case.
@@ -95,12 +97,12 @@ class Demonstration:
 
 
 def demonstrate(case: Case, backend: str, on_step: Callable[[str], None]) -> Demonstration:
-    """Append, score, select, time, and judge a case.
+    """Appends, scores, selects, times and judges a case.
 
     Args:
         case: the case.
         backend: a backend's name, or ``auto``.
-        on_step: told what begins.
+        on_step: called with each step as it starts.
 
     Raises:
         InvalidArgumentError: no such backend, or keys or queries that are not finite.
@@ -173,20 +175,17 @@ def _stages(case: Case, runs: list[tuple[LoadedCase, ScoreResult]]) -> tuple[Sta
     return tuple(stages)
 
 
-# What ``demo`` says about a demonstration: text for people, or one JSON object.
-
-SHOWN_ROWS = 4
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+# ---- Human-readable text, or one JSON object ----
 
 
 def print_report(
     console: Console, shown: Demonstration, path: str, picture: Path, no_picture: str | None
 ) -> None:
-    """Explain a demonstration to a person.
+    """Prints the explanation of a demonstration.
 
     Args:
         console: where to.
-        shown: what was measured.
+        shown: the demonstration.
         path: the case's file.
         picture: the score map's file.
         no_picture: why it was not drawn, None if it was.
@@ -337,7 +336,7 @@ def _verdict(shown: Demonstration) -> Text:
 
 
 def report_fields(shown: Demonstration, path: str, picture: Path, no_picture: str | None) -> dict[str, Any]:
-    """The same as one JSON object, for the arguments of :func:`print_report`."""
+    """Returns a demonstration as one JSON object; arguments as of :func:`print_report`."""
     recall = shown.recall
     return {
         "case": path,

@@ -1,4 +1,4 @@
-"""What ``verify`` says about an engine's recorded result."""
+"""A verdict over an engine's recorded result: words and cells for ``verify`` and ``report``, and printing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def kind_counts(verdict: EngineVerdict, shown: Sequence[Finding]) -> list[tuple[
 
 
 def some_of_each_kind(verdict: EngineVerdict, most: int) -> list[Finding]:
-    """Findings to show: the first of every kind in turn, so that a row with many does not hide the others."""
+    """Returns the first findings of each kind, so that a row with many does not hide the other kinds."""
     seen: Counter[tuple[str, bool]] = Counter()
     turns = []
     for i, finding in enumerate(verdict.findings):
@@ -196,7 +196,7 @@ def named(cause: Cause) -> str:
 
 
 def evidence(cause: Cause) -> str:
-    """What a cause was found to explain."""
+    """Returns how many rows a cause was found to explain."""
     rows = f"Computed and compared: it explains {cause.explained} of {cause.faulty} sampled faulty rows"
     if cause.right:
         rows += f", and leaves {cause.kept} of {cause.right} right ones as they are"
@@ -217,11 +217,13 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
+# ---- Printing ----
+
 SHOWN_FINDINGS = 12
 
 
 def print_not_judged(console: Console, case: str, count: int, rows: Sequence[NotFiniteRow]) -> None:
-    """Name the rows of a case that were left out."""
+    """Prints which rows of a case were not judged."""
     console.print(
         Text("NOT JUDGED ", "bold yellow", overflow="fold").append(printable(case), "default not bold")
     )
@@ -235,7 +237,7 @@ def print_not_judged(console: Console, case: str, count: int, rows: Sequence[Not
 
 
 def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
-    """Explain a verdict to a person."""
+    """Prints a verdict over an engine's result."""
     headline, style = headline_of(verdict)
     word = Text(f"{headline} ", style, overflow="fold")
     console.print(word.append(printable(case), "default not bold"))

@@ -1,9 +1,10 @@
-"""Pictures of what a format of the keys costs the selection."""
+"""Draws fidelity, profiles and score maps with matplotlib, as PNG or SVG; no file here changes how."""
 
 from __future__ import annotations
 
+import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +26,21 @@ from indexer.wire import Profile
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 
-COLOURS = {"fp8": "#8da2c0", "nvfp4": "#31446b", "engine": "#e4572e"}
+MAX_QUERIES = 128
+"""Most query tokens that a score map shows apart."""
+MAX_BLOCKS = 256
+"""Most blocks that a score map shows apart."""
+FORMAT_COLOURS = {"fp8": "#8da2c0", "nvfp4": "#31446b"}
+CACHE_COLOURS = {"cold": "#31446b", "warm": "#e4572e"}
+FORCED_COLOUR = "#e4572e"
+FUTURE_COLOUR = "#eceff1"
+EDGE_COLOUR = "#1a1a1a"
 TITLE: dict[str, Any] = {"fontsize": 11, "fontweight": "bold", "loc": "left"}
+HEADLINE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold"}
 NAME_CHARS = 24
+"""Most characters of a case's name below a bar."""
 ROW_CHARS = 100
-"""Characters of names that stand side by side below a picture."""
+"""Most characters of names side by side below a picture."""
 WORST: dict[str, Any] = {
     "linestyle": "none",
     "marker": "v",
@@ -41,22 +52,28 @@ WORST: dict[str, Any] = {
 
 
 def draw_fidelity(shown: CaseFidelity, file_format: str = "png") -> bytes:
-    """Draw a case's fidelity: recall by head, recall by row, gap at the last place beside the scores' error.
+    """Draws a case's fidelity: recall by head, recall by row, gap at the last place beside the scores' error.
 
     Args:
         shown: a case with at least one counted row.
         file_format: ``png`` or ``svg``.
     """
-    file = io.BytesIO()
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "nvfp4-indexer"}):
-        figure = Figure(figsize=(12.5, 3.9), dpi=130, layout="constrained")
+    with _figure((12.5, 3.9), file_format) as (figure, file):
         by_head, by_row, by_gap = figure.subplots(1, 3)
         _recall_by_head(by_head, shown)
         _recall_by_row(by_row, shown)
         _gaps(by_gap, shown)
-        metadata = {"Date": None} if file_format == "svg" else {}
-        figure.savefig(file, format=file_format, metadata=metadata)
     return file.getvalue()
+
+
+@contextlib.contextmanager
+def _figure(size: tuple[float, float], file_format: str = "png") -> Iterator[tuple[Figure, io.BytesIO]]:
+    """Yields a figure of ``size`` inches, and the file to which it is written at the end of the body."""
+    file = io.BytesIO()
+    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "nvfp4-indexer"}):
+        figure = Figure(figsize=size, dpi=130, layout="constrained")
+        yield figure, file
+        figure.savefig(file, format=file_format, metadata={"Date": None} if file_format == "svg" else {})
 
 
 def _recall_by_head(axes: Any, shown: CaseFidelity) -> None:
@@ -65,7 +82,7 @@ def _recall_by_head(axes: Any, shown: CaseFidelity) -> None:
         heads = np.array([head.head for head in found.heads])
         at = heads + (index - (len(shown.formats) - 1) / 2) * width
         means = [head.mean for head in found.heads]
-        axes.bar(at, means, width=0.92 * width, color=COLOURS[found.name], label=found.name)
+        axes.bar(at, means, width=0.92 * width, color=FORMAT_COLOURS[found.name], label=found.name)
         worst = [head.worst for head in found.heads]
         axes.plot(at, worst, **WORST, label="worst row" if not index else None)
     least = min(head.worst for found in shown.formats for head in found.heads)
@@ -83,7 +100,9 @@ def _recall_by_row(axes: Any, shown: CaseFidelity) -> None:
     for found in shown.formats:
         recall = np.sort(found.per_row)
         share = 100 * np.arange(1, recall.size + 1) / recall.size
-        axes.step(recall, share, where="post", color=COLOURS[found.name], label=found.name, linewidth=1.8)
+        axes.step(
+            recall, share, where="post", color=FORMAT_COLOURS[found.name], label=found.name, linewidth=1.8
+        )
     least = min(found.worst for found in shown.formats)
     axes.set_xlim(
         max(0.0, min(least - 0.02, 0.95)), 1.005
@@ -99,7 +118,7 @@ def _recall_by_row(axes: Any, shown: CaseFidelity) -> None:
 def _gaps(axes: Any, shown: CaseFidelity) -> None:
     sets: list[tuple[str, Any, str]] = [("gap at the last place", shown.gaps, "#35b779")]
     sets += [
-        (f"error of {found.name} scores", found.errors, COLOURS[found.name])
+        (f"error of {found.name} scores", found.errors, FORMAT_COLOURS[found.name])
         for found in shown.formats
         if found.errors.size
     ]
@@ -128,17 +147,17 @@ def _gaps(axes: Any, shown: CaseFidelity) -> None:
 
 
 def draw_layers(shown: Sequence[CaseFidelity], file_format: str = "png") -> bytes:
-    """Recall of several cases side by side, one place each; those without a choice have none."""
+    """Draws the recall of several cases side by side; cases without a choice are left out."""
     shown = [one for one in shown if one.counted_rows]
-    file = io.BytesIO()
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "nvfp4-indexer"}):
-        figure = Figure(figsize=(12.5, 3.6), dpi=130, layout="constrained")
+    with _figure((12.5, 3.6), file_format) as (figure, file):
         axes = figure.subplots()
         names = [_name(one) for one in shown]
         for index, name in enumerate(("fp8", "nvfp4")):
             found = [next(f for f in one.formats if f.name == name) for one in shown]
             at = np.arange(len(shown)) + (index - 0.5) * 0.4
-            axes.bar(at, [f.mean for f in found], width=0.36, color=COLOURS[name], label=f"{name}, mean")
+            axes.bar(
+                at, [f.mean for f in found], width=0.36, color=FORMAT_COLOURS[name], label=f"{name}, mean"
+            )
             axes.plot(at, [f.worst for f in found], **WORST, label=None if index else "worst row")
         axes.set_xticks(range(len(shown)), names, rotation=_rotation(names))
         least = min(found.worst for one in shown for found in one.formats)
@@ -150,7 +169,6 @@ def draw_layers(shown: Sequence[CaseFidelity], file_format: str = "png") -> byte
             frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2
         )
         _plain(axes)
-        figure.savefig(file, format=file_format, metadata={"Date": None} if file_format == "svg" else {})
     return file.getvalue()
 
 
@@ -175,27 +193,22 @@ def _plain(axes: Any) -> None:
         axes.spines[side].set_visible(False)
 
 
-# Pictures of a profile: the roofline, and how evenly the gfx950 plan loads its workgroups.
-
-PROFILE_PLOT_COLOURS = {"cold": "#31446b", "warm": "#e4572e"}
+# ---- Profile: the roofline, and how evenly the gfx950 plan loads its workgroups ----
 
 
 def draw_profile(shown: Sequence[Profile], balance: PlanBalance | None, file_format: str = "png") -> bytes:
-    """Draw profiles of one case, cold and warm, on the device's roofline, and the plan's balance.
+    """Draws profiles of one case, cold and warm, on the device's roofline, and the plan's balance.
 
     Args:
         shown: one or two profiles.
         balance: of the gfx950 plan; None leaves it out.
         file_format: ``png`` or ``svg``.
     """
-    file = io.BytesIO()
-    with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "nvfp4-indexer"}):
-        figure = Figure(figsize=(12.5 if balance else 7.5, 4.1), dpi=130, layout="constrained")
+    with _figure((12.5 if balance else 7.5, 4.1), file_format) as (figure, file):
         axes = figure.subplots(1, 2 if balance else 1, squeeze=False)[0]
         _roofline(axes[0], shown)
         if balance is not None:
             _balance(axes[1], balance)
-        figure.savefig(file, format=file_format, metadata={"Date": None} if file_format == "svg" else {})
     return file.getvalue()
 
 
@@ -211,11 +224,9 @@ def _roofline(axes: Any, shown: Sequence[Profile]) -> None:
     axes.fill_between(x, roof, roof * 1e6, color="#eceff1", linewidth=0)
     for one, (intensity, speed) in zip(shown, points):
         reachable = min(floor.tbps * intensity, floor.tflops)
-        axes.plot(
-            [intensity] * 2, [speed, reachable], ":", color=PROFILE_PLOT_COLOURS[one.cache], linewidth=1.2
-        )
+        axes.plot([intensity] * 2, [speed, reachable], ":", color=CACHE_COLOURS[one.cache], linewidth=1.2)
         label = f"{one.cache}: {speed:.3g} TFLOP/s, {100 * speed / reachable:.0f} % of the roof"
-        axes.plot(intensity, speed, "o", color=PROFILE_PLOT_COLOURS[one.cache], markersize=8, label=label)
+        axes.plot(intensity, speed, "o", color=CACHE_COLOURS[one.cache], markersize=8, label=label)
     axes.annotate(
         f"copy: {floor.tbps:.3g} TB/s",
         (ridge / 3, floor.tbps * ridge / 3),
@@ -262,32 +273,23 @@ def _balance(axes: Any, balance: PlanBalance) -> None:
         axes.spines[side].set_visible(False)
 
 
-# A picture of one head's score map with the selection drawn in.
-
-MAX_QUERIES = 128
-"""Query tokens that one picture can show apart."""
-MAX_BLOCKS = 256
-"""Blocks that one picture can show apart."""
-FORCED_COLOUR = "#e4572e"
-FUTURE_COLOUR = "#eceff1"
-EDGE_COLOUR = "#1a1a1a"
-SCORE_MAP_TITLE: dict[str, Any] = {"fontsize": 13, "fontweight": "bold"}
+# ---- Score map: one head's scores with the selection drawn in ----
 
 
 @dataclass(frozen=True)
 class ScoreMap:
-    """What is drawn: cells ``[queries, blocks]`` of one request and head, one row a query token.
+    """The cells ``[queries, blocks]`` of a picture: one request and head, a row for each query token.
 
     Attributes:
         request: the request.
         head: the head.
-        positions: ``[queries]``, of the query tokens that are drawn.
+        positions: ``[queries]``, of the drawn query tokens.
         queries: query tokens of the request, drawn or not.
-        first_block: the first block that is drawn.
+        first_block: the first drawn block.
         scores: ``[queries, blocks]``.
         selected: ``[queries, blocks]``.
-        picked: ``[blocks]``, how many of the request's query tokens pick a block, drawn or not.
-        picked_forced: ``[blocks]``, how many of them pick it because they must.
+        picked: ``[blocks]``, how many of the request's query tokens, drawn or not, select a block.
+        picked_forced: ``[blocks]``, how many of them select it because it is forced.
         topk: blocks a row selects.
     """
 
@@ -309,16 +311,16 @@ class ScoreMap:
 
     @property
     def future(self) -> NDArray[np.bool_]:
-        """Cells that no query token may see."""
+        """Cells past the row's causal blocks."""
         return np.isneginf(self.scores)
 
 
 def score_map(
     case: Case, scores: NDArray[np.float32], block_ids: NDArray[np.int32], head: int = 0
 ) -> ScoreMap:
-    """The part of a case that a picture shows: the request with most cells, evenly spaced query tokens.
+    """Returns the part of a case that a picture shows: evenly spaced queries of the request with most cells.
 
-    Of a context beyond :data:`MAX_BLOCKS` blocks the last ones are shown.
+    Of more than :data:`MAX_BLOCKS` blocks the last ones are shown.
     """
     lengths = case.query_lens
     request = int(np.argmax(lengths * case.seq_lens))
@@ -351,32 +353,26 @@ def _count(ids: NDArray[np.int32], shown: NDArray[np.int64]) -> NDArray[np.int64
 
 
 def draw_score_map(shown: ScoreMap, name: str) -> bytes:
-    """Draw a score map.
+    """Draws a score map as PNG.
 
     Args:
-        shown: what is drawn.
-        name: what the title calls it; shortened in the middle if it is long.
-
-    Returns:
-        A PNG file.
+        shown: the cells to draw.
+        name: for the title, shortened in the middle if it is too long.
     """
-    file = io.BytesIO()
-    with matplotlib.rc_context(matplotlib.rcParamsDefault):  # whatever a matplotlibrc here says
-        figure = Figure(figsize=(12.5, 8.2), dpi=130, layout="constrained")
+    with _figure((12.5, 8.2)) as (figure, file):
         share_axes, map_axes = figure.subplots(
             2, 1, sharex=True, gridspec_kw={"height_ratios": (1, 5.2), "hspace": 0.02}
         )
         what = f", head {shown.head}: block scores, each row's best {shown.topk} blocks"
-        figure.suptitle(_title(figure, name, what), **SCORE_MAP_TITLE, x=0.01, ha="left", parse_math=False)
+        figure.suptitle(_title(figure, name, what), **HEADLINE, x=0.01, ha="left", parse_math=False)
         _draw_map(figure, map_axes, shown)
         _draw_share(share_axes, shown)
-        figure.savefig(file, format="png")
     return file.getvalue()
 
 
 def _title(figure: Figure, name: str, what: str) -> str:
-    """A name and what is shown of it, as one line that the font can write and the figure holds."""
-    font = font_manager.FontProperties(size=SCORE_MAP_TITLE["fontsize"], weight=SCORE_MAP_TITLE["fontweight"])
+    """Returns a title of one line that the font has glyphs for and that fits the figure."""
+    font = font_manager.FontProperties(size=HEADLINE["fontsize"], weight=HEADLINE["fontweight"])
     glyphs = font_manager.get_font(font_manager.findfont(font)).get_charmap()
     name = "".join(char if ord(char) in glyphs else "?" for char in name)
     canvas: Any = FigureCanvasAgg(figure)
@@ -460,11 +456,8 @@ def _draw_share(axes: Any, shown: ScoreMap) -> None:
     axes.set_ylim(0, 105)
     axes.set_yticks((0, 50, 100))
     axes.set_ylabel(f"of all {shown.queries:,} rows\npick it (%)")
-    axes.grid(axis="y", color="#cfd8dc", linewidth=0.6)
-    axes.set_axisbelow(True)
     axes.tick_params(axis="x", labelbottom=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    _plain(axes)
 
 
 def _edges(selected: NDArray[np.bool_], first_block: int) -> list[list[tuple[float, float]]]:

@@ -1,4 +1,4 @@
-"""The page: a report's parts as HTML."""
+"""Writes a report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from indexer.explain.verdict import Cause, EngineVerdict, Finding
 from indexer.profile import PlanBalance
 from indexer.verify import NotFiniteRow
 
-# HTML in small pieces: text is escaped, pictures lie in the page.
-
 SCALE = 1124 / 1625
 """Pixels of the page to one of a picture: the widest pictures fill its 1,124."""
+SHOWN_FINDINGS = 40
+_STYLE = Path(__file__).with_name("style.css")
 
 
 def text(value: object) -> str:
@@ -87,9 +87,7 @@ def _class(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
 
 
-# The section about an engine's recorded result.
-
-SHOWN_FINDINGS = 40
+# ---- Sections ----
 
 
 def engine_section(verdict: EngineVerdict) -> str:
@@ -170,9 +168,6 @@ def _cause(cause: Cause, kind: str) -> str:
         f'<div class="{kind}"><b>{text(words.named(cause))}</b> ({text(cause.family)})'
         f"{paragraph(cause.says)}{paragraph(words.evidence(cause), 'soft')}</div>"
     )
-
-
-_STYLE = Path(__file__).with_name("style.css")
 
 
 def report_page(gathered: Gathered) -> str:

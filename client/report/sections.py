@@ -1,4 +1,4 @@
-"""What a report is about: everything computed, nothing written."""
+"""Computes everything that a report shows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 NO_KEYS = "The case holds NVFP4 pages, not the keys they were quantised from: what they cost is not known."
 MAX_MAP_CELLS = 1 << 24
-"""Scores that are computed for their picture, at most."""
+"""Most scores that are computed for their picture."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Gathered:
         case: the case.
         verification: of a backend and of an engine's result.
         fidelity: None if it is not known.
-        no_fidelity: why it is not.
+        no_fidelity: why it is not known.
         profiles: cold and warm.
         balance: of the gfx950 plan; None without prefill.
         pictures: PNG files by section, empty without matplotlib.
@@ -62,7 +62,7 @@ def gather(
     repeats: int,
     on_step: Callable[[str], None],
 ) -> Gathered:
-    """Run everything that a report shows.
+    """Runs everything that a report shows.
 
     Raises:
         InvalidArgumentError: no such backend, or keys that are not finite.
@@ -120,7 +120,7 @@ def _pictures(
 
 
 def _mapped(case: Case) -> tuple[Case | None, str]:
-    """What the picture of the scores is made of, and its name: of a large call the end of one request."""
+    """Returns the case whose scores are drawn, and its name: of a large call the end of one request."""
     if not case.rows or case.rows * case.num_score_blocks <= MAX_MAP_CELLS:
         return (case if case.rows else None), ""
     request = int(np.argmax(case.query_lens * case.seq_lens))
