@@ -138,6 +138,69 @@ class CacheInfo:
 
 
 @dataclass(frozen=True)
+class RouteLatency:
+    """Latencies of a route's last calls."""
+
+    route: str
+    calls: int
+    p50_ms: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class CallHead:
+    """One index head's part of the score map."""
+
+    cells: str = field(
+        metadata=described("Base64, one byte a cell: 0 past nb, 1..254 the score's rank, 255 forced.")
+    )
+    selected: list[list[int]] = field(metadata=described("Columns that each row selected."))
+
+
+@dataclass(frozen=True)
+class CallMap:
+    """A call's scores and selection, some rows and blocks of it."""
+
+    title: str
+    backend: str
+    timings_ms: dict[str, float]
+    tokens: list[int] = field(metadata=described("Query token of each row."))
+    num_blocks: int
+    blocks_a_column: int
+    columns: int
+    has_scores: bool
+    heads: list[CallHead]
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What the page shows."""
+
+    waiting: int = field(metadata=described("Calls that wait for the device."))
+    busy: bool
+    places_taken: int
+    places: int
+    uptime_seconds: float
+    latencies: list[RouteLatency]
+    last_call: CallMap | None = field(metadata=described("Of the token that asks."))
+
+
+@dataclass(frozen=True)
+class ScoreJson:
+    """A scoring call's answer in JSON."""
+
+    block_ids: list[list[list[int]]] = field(metadata=described("`[H, total_q, k]`; -1 past a row's blocks."))
+    num_blocks: list[int] = field(metadata=described("`[total_q]` causal blocks of each query token."))
+    scores: list[list[list[float | None]]] | None = field(
+        metadata=described("`[H, total_q, S]`; null at and past a row's `num_blocks`.")
+    )
+    backend: str
+    precision: str
+    order: str
+    timings_seconds: dict[str, float]
+
+
+@dataclass(frozen=True)
 class StageMs:
     """A stage of the profiled call, milliseconds over the runs."""
 
@@ -185,6 +248,11 @@ class Profile:
     trace: dict[str, Any] | None = field(
         default=None, repr=False, metadata=described("Chrome trace: open it in Perfetto.")
     )
+
+
+@dataclass(frozen=True)
+class ProfileReply(Profile):
+    """A profile, with a trace if one was asked for."""
 
 
 # ---- Bodies of the calls on sequences ----

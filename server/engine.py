@@ -1,4 +1,7 @@
-"""What runs on the device's thread: the scorer with its sequences, and cases beside it. Numpy in and out."""
+"""The engine on the device's thread: a scorer, its sequences by owner, and cases. Numpy in and out.
+
+It is checked against the oracle before the first request. The server's state holds it once it passed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +35,16 @@ from server.score_map import CallRecord, record_call
 from server.settings import Settings
 from server.worker import Worker
 
-# Whose sequences are whose. Ids are random, so none is guessed, and none outlives a restart as another's.
+WARMING = "the backend is being prepared and checked against the oracle"
+"""What a server says until it is ready."""
+_ID_BYTES = 8
+"""Random bytes of a sequence's id: it cannot be guessed, and does not come back after a restart."""
+_SCORER_NAME = re.compile(r"^([qk])\b")
+"""A scorer's tensor arguments, which are ``index_q`` and ``index_k`` on the wire."""
+_SELF_TEST_OWNER = "self-test"
 
-ID_BYTES = 8
-"""Random bytes of a sequence's id, written in hexadecimal."""
+
+# ---- Sequences ----
 
 
 @dataclass(frozen=True)
@@ -52,45 +62,33 @@ class SequenceTable:
     the event loop may read at any time.
 
     Args:
-        max_sequences: live sequences of all owners together.
-        max_owner_sequences: live sequences of one owner; None: no bound but the other one.
-        max_owner_keys: keys of one owner's sequences together, a fork's counted again; None: no bound.
+        settings: with the limits of sequences and keys.
+
+    Attributes:
+        count: live sequences of all owners.
     """
 
-    def __init__(
-        self, max_sequences: int, max_owner_sequences: int | None = None, max_owner_keys: int | None = None
-    ) -> None:
-        self._max_sequences = max_sequences
-        self._max_owner_sequences = max_owner_sequences
-        self._max_owner_keys = max_owner_keys
+    def __init__(self, settings: Settings) -> None:
+        self.count = 0
+        self._settings = settings
         self._by_owner: dict[str, dict[str, LiveSequence]] = {}
         self._keys: dict[str, int] = {}
         self._used: dict[str, float] = {}
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """Live sequences of all owners."""
-        return self._count
 
     def check_room(self, owner: str, *, sequences: int = 0, keys: int = 0) -> None:
-        """Refuse what an owner, or the server, would have too much of.
-
-        Args:
-            owner: who is to have them.
-            sequences: sequences to be made.
-            keys: keys to be appended.
+        """Refuses new sequences or keys beyond the limits of an owner or the server.
 
         Raises:
             ProblemError: 409.
         """
         own = len(self._by_owner.get(owner, {}))
         held = self._keys.get(owner, 0)
-        for kind, argument, value, limit, asked in (
-            ("too-many-sequences", "max_sequences", self._count, self._max_sequences, sequences),
-            ("too-many-sequences", "max_sequences_per_token", own, self._max_owner_sequences, sequences),
-            ("too-many-keys", "max_keys_per_token", held, self._max_owner_keys, keys),
+        for kind, argument, value, asked in (
+            ("too-many-sequences", "max_sequences", self.count, sequences),
+            ("too-many-sequences", "max_sequences_per_token", own, sequences),
+            ("too-many-keys", "max_keys_per_token", held, keys),
         ):
+            limit = getattr(self._settings, argument)
             if limit is not None and asked and value + asked > limit:
                 raise ProblemError(
                     409,
@@ -103,10 +101,10 @@ class SequenceTable:
                 )
 
     def get(self, owner: str, sequence: str) -> LiveSequence:
-        """A sequence of this owner.
+        """Returns a sequence of this owner.
 
         Raises:
-            UnknownSequenceError: it has none of that id, whatever others have.
+            UnknownSequenceError: the owner has none of that id, whatever others have.
         """
         found = self._by_owner.get(owner, {}).get(sequence)
         if found is None:
@@ -114,17 +112,13 @@ class SequenceTable:
         return found
 
     def use(self, owner: str, sequence: str) -> LiveSequence:
-        """A sequence of this owner for a call that keeps it from expiring.
-
-        Raises:
-            UnknownSequenceError: it has none of that id, whatever others have.
-        """
+        """As :meth:`get`, and keeps the sequence from expiring."""
         found = self.get(owner, sequence)
         self._used[sequence] = time.monotonic()
         return found
 
     def idle(self, seconds: float) -> list[tuple[str, LiveSequence]]:
-        """Sequences that no call used for so long, each with its owner."""
+        """Returns the sequences that no call used for so long, each with its owner."""
         before = time.monotonic() - seconds
         return [
             (owner, sequence)
@@ -134,55 +128,46 @@ class SequenceTable:
         ]
 
     def of_owner(self, owner: str) -> list[LiveSequence]:
-        """All of an owner's sequences, oldest first."""
+        """Returns an owner's sequences, oldest first."""
         return list(self._by_owner.get(owner, {}).values())
 
     def add(self, owner: str, scorer_id: int, length: int) -> LiveSequence:
-        """Give a new sequence of the scorer to an owner."""
-        sequence = LiveSequence(secrets.token_hex(ID_BYTES), scorer_id, length)
+        """Gives a new sequence of the scorer to an owner."""
+        sequence = LiveSequence(secrets.token_hex(_ID_BYTES), scorer_id, length)
         self._used[sequence.id] = time.monotonic()
         self._by_owner.setdefault(owner, {})[sequence.id] = sequence
         self._keys[owner] = self._keys.get(owner, 0) + length
-        self._count += 1
+        self.count += 1
         return sequence
 
     def grow(self, owner: str, sequence: LiveSequence, length: int) -> LiveSequence:
-        """Note a sequence's new length."""
+        """Records a sequence's new length."""
         grown = replace(sequence, length=length)
         self._by_owner[owner][sequence.id] = grown
         self._keys[owner] += length - sequence.length
         return grown
 
     def remove(self, owner: str, sequence: LiveSequence) -> None:
-        """Forget a sequence."""
+        """Forgets a sequence."""
         del self._by_owner[owner][sequence.id]
         del self._used[sequence.id]
         self._keys[owner] -= sequence.length
-        self._count -= 1
+        self.count -= 1
 
 
-_NAME = re.compile(r"\w+")
-_WIRE_NAMES = {"q": "index_q", "k": "index_k"}
-"""What tensors are called on the wire, by their names in the scorer's arguments."""
+# ---- Engine ----
 
 
 @contextmanager
 def wire_names() -> Iterator[None]:
-    """Let errors of the scorer name tensors as the request does."""
+    """Makes errors of the scorer name tensors as the request does."""
     try:
         yield
     except InvalidArgumentError as error:
-        name = _NAME.match(error.argument)
-        wire_name = _WIRE_NAMES.get(name[0]) if name else None
-        if name is None or wire_name is None:
+        argument = _SCORER_NAME.sub(r"index_\1", error.argument)
+        if argument == error.argument:
             raise
-        rest = error.argument[name.end() :]
-        raise InvalidArgumentError(wire_name + rest, error.value, error.limit, error.remedy) from error
-
-
-def _scorer(settings: Settings) -> IndexScorer:
-    config, ranks = settings.indexer_config(), settings.context_parallel
-    return IndexScorer(config) if ranks == 1 else LeadingScorer(config, ranks, settings.rank_seconds)
+        raise InvalidArgumentError(argument, error.value, error.limit, error.remedy) from error
 
 
 class Engine:
@@ -200,40 +185,34 @@ class Engine:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.scorer = _scorer(settings)
-        self.cases = CaseScorer(self.scorer)
-        self.sequences = SequenceTable(
-            settings.max_sequences, settings.max_sequences_per_token, settings.max_keys_per_token
+        config, ranks = settings.indexer_config(), settings.context_parallel
+        self.scorer = (
+            IndexScorer(config) if ranks == 1 else LeadingScorer(config, ranks, settings.rank_seconds)
         )
+        self.cases = CaseScorer(self.scorer)
+        self.sequences = SequenceTable(settings)
         self.records: dict[str, CallRecord] = {}
         max_flop = MAX_FLOP_CPU if self.scorer.device.type == "cpu" else MAX_FLOP_GPU
         self.limits = CallLimits(settings.max_call_bytes, settings.max_call_flop or max_flop)
 
     @property
     def lost(self) -> RankLostError | None:
-        """Why no call can be made any more; None as long as every rank is there."""
+        """Why no call is possible any more; None as long as every rank is alive."""
         return self.scorer.lost if isinstance(self.scorer, LeadingScorer) else None
 
     def close(self) -> None:
-        """End the other ranks, if there are any."""
+        """Ends the other ranks, if there are any."""
         if isinstance(self.scorer, LeadingScorer):
             self.scorer.close()
 
     def score_case(self, owner: str, case: Case, options: ScoreOptions) -> ScoreReply:
-        """Score a case, whatever it takes; touches no sequence."""
-        order = options.order or self.scorer.config.order
-        result = self.cases.score(
-            case,
-            topk=options.topk,
-            init_blocks=options.init_blocks,
-            local_blocks=options.local_blocks,
-            order=order,
-            return_scores=options.scores,
-        )
-        return self._reply(owner, "/v1/score", result, order)
+        """Scores a case without a check of its size; touches no sequence."""
+        selection = self._selection(options)
+        result = self.cases.score(case, **selection)
+        return self._reply(owner, "/v1/score", result, selection["order"])
 
     def score_sequences(self, owner: str, call: SequencesCall, options: ScoreOptions) -> ScoreReply:
-        """Score a ragged batch over some of an owner's sequences."""
+        """Scores a ragged batch over some of an owner's sequences."""
         began = time.perf_counter()
         found = [self.sequences.use(owner, sequence) for sequence in call.sequences]
         check_sequences(
@@ -244,30 +223,22 @@ class Engine:
             self.limits,
             scores=options.scores,
         )
-        order = options.order or self.scorer.config.order
+        selection = self._selection(options)
         query = as_tensor(call.index_q).to(self.scorer.device)
         transfer = time.perf_counter() - began
         with wire_names():
-            result = self.scorer.score(
-                query,
-                [sequence.scorer_id for sequence in found],
-                None if call.query_lens is None else list(call.query_lens),
-                return_scores=options.scores,
-                topk=options.topk,
-                init_blocks=options.init_blocks,
-                local_blocks=options.local_blocks,
-                order=order,
-            )
-        reply = self._reply(owner, "/v1/sequences/score", result, order)
+            ids = [sequence.scorer_id for sequence in found]
+            result = self.scorer.score(query, ids, call.query_lens, **selection)
+        reply = self._reply(owner, "/v1/sequences/score", result, selection["order"])
         return replace(reply, timings={"transfer": transfer, **reply.timings})
 
     def add(self, owner: str) -> LiveSequence:
-        """Make an empty sequence."""
+        """Makes an empty sequence."""
         self.sequences.check_room(owner, sequences=1)
         return self.sequences.add(owner, self.scorer.add_sequence(), 0)
 
     def append(self, owner: str, sequence: str, keys: Array, start: int | None) -> LiveSequence:
-        """Append keys, if the sequence holds ``start`` tokens or ``start`` is None."""
+        """Appends keys, if the sequence holds ``start`` tokens or ``start`` is None."""
         found = self.sequences.use(owner, sequence)
         if start is not None and start != found.length:
             raise ProblemError(
@@ -285,24 +256,34 @@ class Engine:
         return self.sequences.grow(owner, found, found.length + keys.shape[0])
 
     def fork(self, owner: str, sequence: str) -> LiveSequence:
-        """Make a sequence with the same keys."""
+        """Makes a sequence with the same keys."""
         found = self.sequences.use(owner, sequence)
         self.sequences.check_room(owner, sequences=1, keys=found.length)
         return self.sequences.add(owner, self.scorer.fork_sequence(found.scorer_id), found.length)
 
     def remove(self, owner: str, sequence: str) -> None:
-        """Drop a sequence."""
+        """Drops a sequence."""
         found = self.sequences.get(owner, sequence)
         self.scorer.free_sequence(found.scorer_id)
         self.sequences.remove(owner, found)
 
     def expire(self, seconds: float) -> int:
-        """Drop the sequences that no call used for so long; how many there were."""
+        """Drops the sequences that no call used for so long; returns their number."""
         idle = self.sequences.idle(seconds)
         for owner, sequence in idle:
             self.scorer.free_sequence(sequence.scorer_id)
             self.sequences.remove(owner, sequence)
         return len(idle)
+
+    def _selection(self, options: ScoreOptions) -> dict[str, Any]:
+        """Returns the options as arguments of a scorer."""
+        return {
+            "topk": options.topk,
+            "init_blocks": options.init_blocks,
+            "local_blocks": options.local_blocks,
+            "order": options.order or self.scorer.config.order,
+            "return_scores": options.scores,
+        }
 
     def _reply(self, owner: str, route: str, result: ScoreResult, order: Order) -> ScoreReply:
         block_ids = result.block_ids.cpu().numpy()
@@ -321,9 +302,7 @@ class Engine:
         return reply
 
 
-# ---- The self-test, before anyone is served ----
-
-_OWNER = "self-test"
+# ---- Self-test ----
 
 
 class SelfTestError(IndexerError):
@@ -331,7 +310,7 @@ class SelfTestError(IndexerError):
 
 
 def prepared_engine(settings: Settings) -> Engine:
-    """An engine that passed its self-test.
+    """Returns an engine that passed its self-test.
 
     Raises:
         SelfTestError: it did not.
@@ -348,8 +327,8 @@ def prepared_engine(settings: Settings) -> Engine:
 
 
 def _check_case(engine: Engine, case: Case) -> None:
-    reply = engine.score_case(_OWNER, case, ScoreOptions(order="score"))
-    selected = engine.score_case(_OWNER, case, ScoreOptions(order="score", scores=False))
+    reply = engine.score_case(_SELF_TEST_OWNER, case, ScoreOptions(order="score"))
+    selected = engine.score_case(_SELF_TEST_OWNER, case, ScoreOptions(order="score", scores=False))
     if reply.scores is None:
         raise AssertionError("scores were asked for")
     answer = Answer(
@@ -359,7 +338,7 @@ def _check_case(engine: Engine, case: Case) -> None:
         backend=reply.backend,
         precision=engine.scorer.config.precision,
     )
-    found = judge(case, _OWNER, answer, 0.0)
+    found = judge(case, _SELF_TEST_OWNER, answer, 0.0)
     if not found.ok or not np.array_equal(selected.block_ids, reply.block_ids):
         others = int((selected.block_ids != reply.block_ids).any(axis=2).sum())
         raise SelfTestError(
@@ -370,7 +349,7 @@ def _check_case(engine: Engine, case: Case) -> None:
 
 
 def _check_sequence(engine: Engine) -> None:
-    """Pages of the scorer's own cache, appended in two parts, give the bits that a case gives."""
+    """Compares the scores of a sequence, appended in two parts, with those of a case bit for bit."""
     scorer = engine.scorer
     heads, tokens = scorer.config.num_index_heads, min(300, scorer.config.num_pages * BLOCK_TOKENS)
     case = selftest_case(heads)
@@ -384,7 +363,7 @@ def _check_sequence(engine: Engine) -> None:
         seq_lens=np.array([tokens], dtype=np.int32),
         local_blocks=0,
     )
-    want = engine.score_case(_OWNER, single, ScoreOptions())
+    want = engine.score_case(_SELF_TEST_OWNER, single, ScoreOptions())
     sequence = scorer.add_sequence()
     try:
         for part in (keys[: tokens // 2], keys[tokens // 2 : tokens]):
@@ -399,32 +378,33 @@ def _check_sequence(engine: Engine) -> None:
         raise SelfTestError(f"backend {scorer.backend}: a sequence scores otherwise than a case of its keys")
 
 
-# What the routes share: the settings, the worker, and the engine once it is warm.
-
-WARMING = "the backend is being prepared and checked against the oracle"
-"""What a server says until it is ready."""
+# ---- State ----
 
 
 @dataclass
 class ServerState:
-    """One server's."""
+    """What the routes of one server share.
+
+    Attributes:
+        engine: None until the self-test passed.
+        failed: whether the warm-up failed; the server then ends.
+        end: ends the server.
+        started: ``time.monotonic()`` when it was made.
+    """
 
     settings: Settings
     worker: Worker
     metrics: Metrics
     engine: Engine | None = None
-    """None until the self-test passed."""
     failed: bool = False
-    """Whether the warm-up failed. The server then ends."""
     end: Callable[[], None] = lambda: None
-    """Ends the server."""
     started: float = field(default_factory=time.monotonic)
 
     def ready_engine(self) -> Engine:
-        """The engine.
+        """Returns the engine.
 
         Raises:
-            ProblemError: 503, warming up or being shut down, or a rank of the scorer ended.
+            ProblemError: 503, warming up, shutting down, or a rank of the scorer ended.
         """
         if self.worker.stopping:
             detail = "the server is being shut down; nothing was done"
@@ -437,6 +417,6 @@ class ServerState:
 
 
 def state_of(request: Request) -> ServerState:
-    """The state of the server that a request came to."""
+    """Returns the state of the server that a request came to."""
     state: ServerState = request.app.state.server
     return state

@@ -1,6 +1,8 @@
-"""Connections of the web server: so many at a time, and each must send in time what it owes.
+"""The HTTP layer around the application: connection limits and timeouts, request context, access, bodies.
 
-That is a request's head, and the rest of a body that was answered before it was complete.
+The protocol class limits connections. Every request then passes one ASGI layer, :class:`RequestLayer`, which
+gives it an id and a deadline, refuses it on a connection beyond the limit or without access, logs and counts
+it, and frees its queue slot.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 import time
@@ -23,68 +24,76 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from indexer.wire import PROBLEM
 from server.metrics import Metrics
 from server.problems import ProblemError, internal
+from server.settings import Settings, is_loopback
 from server.worker import Deadline, QueueSlot
 
+OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
+"""Paths that show nothing of anyone's calls and need no token."""
+_PROBES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/activity", "/v1/cache"})
+"""Routes polled so often that their log lines would hide the others."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _CROWDED = "connections"
-"""The state of a request on a connection beyond the limit: how many there were."""
+"""Key in the state of a request on a connection beyond the limit: the number of connections."""
 _CROWDED_SECONDS = 1.0
-"""Time for the head of a request that is refused anyway."""
+"""Header timeout of a request that is refused anyway."""
+_SAME_SITE = frozenset({b"same-origin", b"none"})
 _log = structlog.get_logger("server")
 
 
+# ---- Connections ----
+
+
 def protocol_of(seconds: float, max_connections: int) -> type[H11Protocol]:
-    """The web server's protocol within these limits.
+    """Returns the web server's protocol within these limits.
 
     Args:
-        seconds: time for a head, from the connection, or from its first bytes on a connection that is kept;
-            and for the rest of a body, from the answer.
-        max_connections: open connections; see :class:`ConnectionsLayer`.
+        seconds: header timeout, from the connection, or from the first bytes on a connection that is kept
+            alive; and the timeout of the rest of a body, from the answer.
+        max_connections: open connections; requests on further ones are refused.
     """
-    members = {"owed_seconds": seconds, "max_connections": max_connections}
+    members = {"timeout_seconds": seconds, "max_connections": max_connections}
     return type("Protocol", (LimitedProtocol,), members)
 
 
 class LimitedProtocol(H11Protocol):
-    """Closes a connection whose next request's head does not end in time, however its bytes trickle in, or
-    the rest of a body that was answered early: refused by its head, say.
+    """Adds a header timeout, and a timeout for the rest of a body that was answered early.
 
-    The web server itself waits without end for a head, before anything of this server, tokens included, sees
-    the request, and for such a rest once a byte of it has come. A connection that waits between two requests
-    is the web server's to close.
+    uvicorn waits without end for both, before tokens are checked, however slowly the bytes trickle in. An
+    idle connection between two requests is left to uvicorn's keep-alive timeout.
     """
 
-    owed_seconds: float
+    timeout_seconds: float
     max_connections: int
     _timer: asyncio.TimerHandle | None = None
-    _awaited: type[object] | None = None
-    """What the timer runs for, see :meth:`_owed`."""
+    _timed: type[object] | None = None
+    """What the timer runs for, see :meth:`_due`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first head."""
+        """Starts the header timeout."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
             self.app_state = {**self.app_state, _CROWDED: len(self.connections)}
-            self.owed_seconds = min(self.owed_seconds, _CROWDED_SECONDS)
-        self._wait()
+            self.timeout_seconds = min(self.timeout_seconds, _CROWDED_SECONDS)
+        self._update_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; stop to wait once they hold what was owed."""
+        """Stops the timer once the bytes complete what is due."""
         super().data_received(data)
-        self._wait()
+        self._update_timer()
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the rest of a body that nobody will read."""
+        """Starts the timeout of the rest of a body that nobody will read."""
         super().on_response_complete()
-        if self._owed() is h11.SEND_BODY:
-            self._wait()
+        if self._due() is h11.SEND_BODY:
+            self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop to wait."""
-        self._stop_waiting()
+        """Stops the timer."""
+        self._stop_timer()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is not HTTP with a problem, as everything else, and close the connection."""
+        """Answers what is not HTTP with a problem, and closes the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = secrets.token_hex(8)
             _log.info("malformed", request_id=request_id)
@@ -100,160 +109,142 @@ class LimitedProtocol(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def _owed(self) -> type[object] | None:
-        """The peer's state if bytes are due from it: ``IDLE``, a head, or ``SEND_BODY``, an answered body."""
+    def _due(self) -> type[object] | None:
+        """Returns the peer's state if bytes are due: ``IDLE``, a head, or ``SEND_BODY``, an answered body."""
         state = self.conn.their_state
         answered = state is h11.SEND_BODY and self.conn.our_state is h11.DONE
         return state if state is h11.IDLE or answered else None
 
-    def _wait(self) -> None:
-        owed = self._owed()
-        if owed is self._awaited:
-            return  # the time runs on, however many bytes came
-        self._stop_waiting()
-        if owed is not None and not self.transport.is_closing():
-            self._awaited = owed
-            self._timer = self.loop.call_later(self.owed_seconds, self._give_up)
+    def _update_timer(self) -> None:
+        due = self._due()
+        if due is self._timed:
+            return  # the timer runs on, however many bytes came
+        self._stop_timer()
+        if due is not None and not self.transport.is_closing():
+            self._timed = due
+            self._timer = self.loop.call_later(self.timeout_seconds, self._on_timeout)
 
-    def _stop_waiting(self) -> None:
-        self._awaited = None
+    def _stop_timer(self) -> None:
+        self._timed = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _give_up(self) -> None:
+    def _on_timeout(self) -> None:
         self._timer = None
-        if self._owed() is self._awaited:
+        if self._due() is self._timed:
             self.transport.close()
-        self._awaited = None
+        self._timed = None
 
 
-class ConnectionsLayer:
-    """Refuses requests on connections beyond the limit and has them closed. Liveness is answered all the
-    same: a crowded server must not be taken for a dead one.
-
-    Args:
-        app: what is inside.
-        max_connections: the limit, for the answer.
-    """
-
-    def __init__(self, app: ASGIApp, max_connections: int) -> None:
-        self._app = app
-        self._max_connections = max_connections
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        crowd = scope.get("state", {}).get(_CROWDED)
-        if crowd is None:
-            await self._app(scope, receive, send)
-            return
-
-        async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            await send(message)
-
-        if scope["path"] == "/healthz":
-            await self._app(scope, receive, send_and_close)
-            return
-        raise ProblemError(
-            503,
-            "crowded",
-            f"{crowd} connections are open, {self._max_connections} may be; nothing was done, try again "
-            "after the time given",
-            {"Retry-After": "1", "Connection": "close"},
-            argument="max_connections",
-            value=crowd,
-            limit=self._max_connections,
-        )
-
-
-# The outermost layer of every request: its id, its log line, its metrics, and the end of its place.
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-_PROBES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/activity", "/v1/cache"})
-"""Routes that are asked so often that their log lines would hide the others."""
+# ---- Requests ----
 
 
 @dataclass
 class RequestContext:
-    """What a request carries through the layers."""
+    """What a request carries to its route.
+
+    Attributes:
+        deadline: until when its call must have begun.
+        owner: whose sequences it sees.
+        slot: its slot of the admission queue.
+        stages: seconds of each stage of its call.
+    """
 
     request_id: str
     deadline: Deadline
-    """Until when its call must have begun."""
     owner: str = ""
-    """Whose sequences it sees."""
     slot: QueueSlot | None = None
     stages: dict[str, float] = field(default_factory=dict)
-    """Seconds of each stage of its call."""
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """The context of a request."""
+    """Returns the context of a request."""
     context: RequestContext = scope["state"]["context"]
     return context
 
 
-class ContextLayer:
-    """Wraps the application.
+class RequestLayer:
+    """The one ASGI layer around the application.
+
+    Requests on connections beyond the limit are refused and the connection is closed. Liveness is answered
+    all the same: a crowded server must not be taken for a dead one.
 
     Args:
-        app: what is inside.
+        app: the application.
+        settings: the server's.
         metrics: where requests are counted.
-        deadline_seconds: time a request has to reach the device.
-        drain_seconds: time it has to end once the server is told to.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, deadline_seconds: float, drain_seconds: float) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app = app
+        self._settings = settings
         self._metrics = metrics
-        self._deadline_seconds = deadline_seconds
-        self._drain_seconds = drain_seconds
+        self._access = Access(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        context = RequestContext(_request_id(scope), Deadline(self._deadline_seconds))
-        scope.setdefault("state", {})["context"] = context
+        context = RequestContext(_request_id(scope), Deadline(self._settings.deadline_seconds))
+        state = scope.setdefault("state", {})
+        state["context"] = context
+        added = [(b"x-request-id", context.request_id.encode())]
+        if _CROWDED in state:
+            added.append((b"connection", b"close"))
         status = 0
 
-        async def send_with_id(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
-                message = {**message, "headers": headers}
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
         try:
             try:
-                await self._app(scope, receive, send_with_id)
+                if _CROWDED in state and scope["path"] != "/healthz":
+                    raise self._crowded(state[_CROWDED])
+                context.owner = self._access.owner(scope)
+                await self._app(scope, receive, send_with_headers)
             except ProblemError as problem:
                 if status:
                     raise
-                await problem.response(context.request_id)(scope, receive, send_with_id)
+                await problem.response(context.request_id)(scope, receive, send_with_headers)
             except asyncio.CancelledError:
-                # The time to drain is over. Only the web server cancels requests, and this one ends here.
+                # The time to drain is over: uvicorn cancels what is left.
                 if not status:
                     ended = ProblemError(
                         503,
                         "stopping",
                         "the server was shut down before the call ended",
                         argument="drain_seconds",
-                        limit=self._drain_seconds,
+                        limit=self._settings.drain_seconds,
                     )
-                    await ended.response(context.request_id)(scope, receive, send_with_id)
+                    await ended.response(context.request_id)(scope, receive, send_with_headers)
             except Exception:
                 _log.exception("failed", request_id=context.request_id, path=scope["path"])
                 if status:
                     raise
-                await internal().response(context.request_id)(scope, receive, send_with_id)
+                await internal().response(context.request_id)(scope, receive, send_with_headers)
         finally:
             if context.slot is not None:
                 context.slot.release()
             self._finish(scope, context, status, time.perf_counter() - began)
+
+    def _crowded(self, connections: int) -> ProblemError:
+        limit = self._settings.max_connections
+        return ProblemError(
+            503,
+            "crowded",
+            f"{connections} connections are open, {limit} may be; nothing was done, try again after the time "
+            "given",
+            {"Retry-After": "1"},
+            argument="max_connections",
+            value=connections,
+            limit=limit,
+        )
 
     def _finish(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "other")
@@ -280,46 +271,39 @@ def _request_id(scope: Scope) -> str:
     return secrets.token_hex(8)
 
 
-# Who may ask: bearer tokens, and without them only this machine.
-
-OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/openapi.json"})
-"""Paths that show nothing of anyone's calls and need no token."""
-_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-_SAME_SITE = frozenset({b"same-origin", b"none"})
+# ---- Access ----
 
 
 def owner_of(token: str) -> str:
-    """The name under which a token's sequences are kept: never the token itself."""
+    """Returns the name under which a token's sequences are kept: never the token itself."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-class AuthLayer:
-    """Lets a request in and notes its owner.
+class Access:
+    """Who may ask: bearer tokens, and without them only this machine.
 
     Without tokens the server is bound to loopback; then a page of another site, opened in a browser of this
     machine, must not reach it, neither directly nor through a name that resolves here.
 
     Args:
-        app: what is inside.
-        tokens: accepted tokens; none: no token is asked for.
-        only_local: whether requests must name this machine as their host.
+        settings: the server's.
     """
 
-    def __init__(self, app: ASGIApp, tokens: tuple[str, ...], only_local: bool) -> None:
-        self._app = app
-        self._owners = tuple(owner_of(token) for token in tokens)
-        self._only_local = only_local
+    def __init__(self, settings: Settings) -> None:
+        self._owners = tuple(map(owner_of, settings.all_tokens()))
+        self._only_local = is_loopback(settings.host)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            self._admit(scope)
-        await self._app(scope, receive, send)
+    def owner(self, scope: Scope) -> str:
+        """Returns the owner that a request's token stands for; empty without one.
 
-    def _admit(self, scope: Scope) -> None:
+        Raises:
+            ProblemError: 401 or 403, the request has no access.
+        """
         headers = dict(scope["headers"])
+        is_open = scope["path"] in OPEN_PATHS
         if self._owners:
             owner = self._owner(headers.get(b"authorization", b""))
-            if owner is None and scope["path"] not in OPEN_PATHS:
+            if owner is None and not is_open:
                 raise ProblemError(
                     401,
                     "unauthorized",
@@ -327,30 +311,31 @@ class AuthLayer:
                     {"WWW-Authenticate": "Bearer"},
                     argument="Authorization",
                 )
-            context_of(scope).owner = owner or ""
-        elif scope["path"] not in OPEN_PATHS and _is_of_another_site(headers):
+            return owner or ""
+        if not is_open and _is_of_another_site(headers):
             raise ProblemError(403, "forbidden-origin", "a page of another site may not use this server")
-        elif self._only_local and not _is_this_machine(headers.get(b"host", b"")):
+        if self._only_local and not _is_this_machine(headers.get(b"host", b"")):
             raise ProblemError(
                 403,
                 "forbidden-origin",
                 "the Host header does not name this machine; use localhost, or serve with a token",
                 argument="Host",
             )
+        return ""
 
     def _owner(self, authorization: bytes) -> str | None:
         scheme, _, token = authorization.decode("latin-1").partition(" ")
         given = owner_of(token.strip())
         found = None
-        for owner in self._owners:  # all of them, so that the time taken tells nothing
+        for owner in self._owners:  # all of them: constant time
             if hmac.compare_digest(owner, given):
                 found = owner
         return found if scheme.lower() == "bearer" else None
 
 
 def _is_of_another_site(headers: dict[bytes, bytes]) -> bool:
-    """Whether a browser says so. One that knows no Sec-Fetch-Site still sends Origin with whatever changes
-    something; a page that another server of this machine serves is of another origin, too."""
+    """Whether a browser says so. A browser without Sec-Fetch-Site still sends Origin with what changes state;
+    a page from another server of this machine has another origin, too."""
     if headers.get(b"sec-fetch-site", b"none") not in _SAME_SITE:
         return True
     origin = headers.get(b"origin")
@@ -358,33 +343,26 @@ def _is_of_another_site(headers: dict[bytes, bytes]) -> bool:
 
 
 def _is_this_machine(host: bytes) -> bool:
-    """Whether a Host header has a name or address that can be no other machine's."""
+    """Whether a Host header names the loopback."""
     text = host.decode("latin-1").lower()
     name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
-    return name in _LOOPBACK_NAMES or _is_loopback(name)
+    return is_loopback(name)
 
 
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-# Receives a request's body within its limits: of bytes, of the server's memory, and of time.
+# ---- Bodies ----
 
 
 async def read_body(request: Request, slot: QueueSlot, max_bytes: int) -> bytearray:
-    """The whole body, received into one buffer.
+    """Receives the whole body into one buffer.
 
     Args:
-        request: whose body nobody has read.
-        slot: what the body's bytes are counted on; its deadline is the body's.
-        max_bytes: longest body.
+        request: its body was not read.
+        slot: the request's; it counts the body's bytes, and its deadline is the body's.
+        max_bytes: length limit.
 
     Raises:
-        ProblemError: 413, longer than that, before any of it is read where ``Content-Length`` tells; 429, no
-            memory for it now; 504, too slow; or the client went away.
+        ProblemError: 413, too long, before any of it is read if it has a ``Content-Length``; 429, no memory
+            for it now; 504, too slow; or the client disconnected.
     """
     stated = request.headers.get("content-length")
     length = int(stated) if stated is not None else None

@@ -1,4 +1,4 @@
-"""How large a call may be: what it would take is computed and refused before anything is allocated."""
+"""Query options, and the limits of a call: its memory and work are computed before anything is allocated."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from kernel.page import blocks_of
 from server.problems import invalid
 
 MAX_REQUESTS = 65536
-"""Most requests of a batch."""
+"""Most requests in a batch."""
 MAX_JSON_SCORES = 1 << 18
 """Most numbers of a tensor in a JSON answer."""
 MAX_FLOP_CPU, MAX_FLOP_GPU = 5e11, 1e14
 """Work that a call may take when no setting says. Either is more than ten prefill steps of 8,192 queries, on
 a CPU with a context of 8,192 tokens, on a GPU with one of 2^20. Two CPU cores take 5 s for theirs."""
-_FLOP = 2 * HEAD_DIM * BLOCK_TOKENS
-"""Of a row and a block."""
+_BLOCK_FLOP = 2 * HEAD_DIM * BLOCK_TOKENS
+"""Work of a row and a block."""
 PAGE_ROWS = 256
-"""Rows that reading a page costs as much as: the cpu backend unpacks one in 80 us and scores 3 rows a us."""
+"""Rows that cost as much as reading a page: the cpu backend unpacks one in 80 us and scores 3 rows a us."""
 REQUEST_ROWS = 768
-"""Rows that a request costs as much as however short it is, 2.5e7 flop: 250 to 390 us on the cpu backend."""
+"""Rows that cost as much as the shortest request, 2.5e7 flop: 250 to 390 us on the cpu backend."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,8 @@ class CallLimits:
 
 
 def call_flop(num_heads: int, seq_lens: Sequence[int], query_lens: Sequence[int]) -> int:
-    """Work of a call: ``2 * 128 * 128`` for every visible (row, block), as if there were :data:`PAGE_ROWS`
-    rows more for the reading of every page, once for each request that has it, and :data:`REQUEST_ROWS` more
-    of one block for every request.
+    """Returns the work of a call: ``2 * 128 * 128`` for every visible (row, block), and for :data:`PAGE_ROWS`
+    rows more for every page of every request, and :data:`REQUEST_ROWS` rows of one block for every request.
 
     Args:
         num_heads: H, index heads.
@@ -60,11 +59,11 @@ def call_flop(num_heads: int, seq_lens: Sequence[int], query_lens: Sequence[int]
         if queries > 0:
             rows = _row_blocks(tokens) - _row_blocks(max(0, tokens - queries))
             row_blocks += num_heads * rows + PAGE_ROWS * blocks_of(tokens)
-    return _FLOP * row_blocks
+    return _BLOCK_FLOP * row_blocks
 
 
 def check_case(case: Case, limits: CallLimits, *, scores: bool) -> None:
-    """Refuse a case that would take more than the limits.
+    """Refuses a case beyond the limits.
 
     Raises:
         ProblemError: 422.
@@ -90,8 +89,7 @@ def check_sequences(
     *,
     scores: bool,
 ) -> None:
-    """Refuse a call on sequences of these lengths that would take more than the limits. Query lengths that
-    do not fit are the scorer's to refuse.
+    """Refuses a call on sequences of these lengths beyond the limits. The scorer checks the query lengths.
 
     Raises:
         ProblemError: 422.
@@ -108,7 +106,7 @@ def check_sequences(
 
 
 def check_json_reply(num_values: int) -> None:
-    """Refuse to write a large tensor as JSON.
+    """Refuses to write a large tensor as JSON.
 
     Raises:
         ProblemError: 422.
@@ -123,7 +121,7 @@ def check_json_reply(num_values: int) -> None:
 
 
 def _row_blocks(tokens: int) -> int:
-    """Blocks that rows at positions ``0 .. tokens - 1`` see, together."""
+    """Returns the sum of causal blocks of rows at positions ``0 .. tokens - 1``."""
     whole, rest = divmod(tokens, BLOCK_TOKENS)
     return BLOCK_TOKENS * whole * (whole + 1) // 2 + rest * (whole + 1)
 
@@ -156,8 +154,8 @@ def _check_flop(
 ) -> None:
     blocks = blocks_of(max(seq_lens, default=0))
     most = blocks * (num_heads * sum(query_lens) + PAGE_ROWS * len(seq_lens)) + REQUEST_ROWS * len(seq_lens)
-    if _FLOP * most <= limits.max_flop:
-        return  # as if every row saw the longest request: nothing to count on the way of a decode step
+    if _BLOCK_FLOP * most <= limits.max_flop:
+        return  # an upper bound, as if every row saw the longest request: cheap for a decode step
     flop = call_flop(num_heads, seq_lens, query_lens)
     if flop > limits.max_flop:
         raise invalid(
@@ -168,13 +166,15 @@ def _check_flop(
         )
 
 
-# Query options of the routes that take a body.
+# ---- Query options ----
 
 
-class ScoreOptions(BaseModel):
-    """Options of a scoring call. What is not given is the case's, or for sequences the server's."""
-
+class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class ScoreOptions(_Options):
+    """Options of a scoring call. What is not given is the case's, or for sequences the server's."""
 
     topk: int | None = Field(default=None, ge=1, le=MAX_TOPK, description="Blocks to select for a row.")
     init_blocks: int | None = Field(
@@ -192,10 +192,8 @@ class ScoreOptions(BaseModel):
     scores: bool = Field(default=True, description="Whether the answer holds the scores, too.")
 
 
-class ProfileOptions(BaseModel):
+class ProfileOptions(_Options):
     """Options of a profile."""
-
-    model_config = ConfigDict(extra="forbid")
 
     cache: Literal["cold", "warm"] = Field(
         default="cold", description="`cold`: the device's caches are flushed before each run."
@@ -209,10 +207,8 @@ class ProfileOptions(BaseModel):
     trace: bool = Field(default=False, description="Whether to add a chrome trace of one more run.")
 
 
-class AppendOptions(BaseModel):
+class AppendOptions(_Options):
     """Options of an append."""
-
-    model_config = ConfigDict(extra="forbid")
 
     start: int | None = Field(
         default=None,
@@ -224,7 +220,7 @@ class AppendOptions(BaseModel):
 
 
 def check_given_once(query: bytes) -> None:
-    """Refuse an option that is given twice: which one counts would be a guess.
+    """Refuses an option that is given twice: which one counts would be a guess.
 
     Raises:
         ProblemError: 422.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-from server.wire import RouteLatency
+from indexer.wire import RouteLatency
 
 RECENT = 512
 """Requests of a route whose latency quantiles are computed."""

@@ -1,4 +1,4 @@
-"""What OpenAPI says of bodies and errors that FastAPI cannot see in a signature."""
+"""The OpenAPI document: FastAPI's, and the bodies, answers and errors that no signature shows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,26 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
-from indexer.wire import BINARY, JSON, PROBLEM, PROBLEM_PREFIX
+from indexer.wire import BINARY, JSON, PROBLEM, PROBLEM_PREFIX, ProfileReply, ScoreJson
+from kernel.contract import HEAD_DIM, PAGE_BYTES
 from server.http import OPEN_PATHS
 from server.problems import TITLES
-from server.wire import CaseJson, KeysJson, ProfileReply, ScoreJson, SequencesJson
+from server.wire import CaseJson, KeysJson, SequencesJson
 
 Responses = dict[int | str, dict[str, Any]]
+_REF = "#/components/schemas/{model}"
+_DESCRIPTION = (
+    "The sparse-attention indexer of MiniMax-M3 over HTTP. Tensors travel as safetensors bodies, small calls "
+    "as JSON. Errors are application/problem+json and name the argument. A failed request changes nothing. "
+    "Sequences belong to the bearer token that made them."
+)
 
-PROBLEM_SCHEMA: dict[str, Any] = {
+
+def _member(kind: str, description: str, **more: object) -> dict[str, Any]:
+    return {"type": kind, "description": description, **more}
+
+
+_PROBLEM_SCHEMA: dict[str, Any] = {
     "type": "object",
     "title": "Problem",
     "required": ["type", "title", "status", "detail", "request_id"],
@@ -23,31 +35,26 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "type": {"type": "string", "enum": [PROBLEM_PREFIX + kind for kind in TITLES]},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "argument = value: limit; remedy"},
+        "detail": _member("string", "argument = value: limit; remedy"),
         "request_id": {"type": "string"},
-        "argument": {"type": "string", "description": "The argument at fault."},
+        "argument": _member("string", "The argument at fault."),
         "value": {"description": "Its value, shortened."},
         "limit": {"description": "What it must be."},
         "remedy": {"type": "string"},
-        "needed_pages": {"type": "integer", "description": "Pages that the call needs, for out-of-pages."},
-        "free_pages": {"type": "integer", "description": "Pages that are free, for out-of-pages."},
-        "missing_pages": {"type": "integer", "description": "Pages to free, for out-of-pages."},
-        "ranks": {
-            "type": "array",
-            "items": {"type": "integer"},
-            "description": "Ranks that ended, for rank-lost.",
-        },
-        "length": {"type": "integer", "description": "Tokens that the sequence holds, for length-conflict."},
-        "retry_after_seconds": {"type": "number", "description": "As Retry-After, but finer."},
+        "needed_pages": _member("integer", "Pages that the call needs, for out-of-pages."),
+        "free_pages": _member("integer", "Pages that are free, for out-of-pages."),
+        "missing_pages": _member("integer", "Pages to free, for out-of-pages."),
+        "ranks": _member("array", "Ranks that ended, for rank-lost.", items={"type": "integer"}),
+        "length": _member("integer", "Tokens that the sequence holds, for length-conflict."),
+        "retry_after_seconds": _member("number", "As Retry-After, but finer."),
     },
 }
-"""Schema of every error."""
+
+# ---- Bodies ----
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
-_ROW = [0.0] * 127 + [1.0]
+_ROW = [0.0] * (HEAD_DIM - 1) + [1.0]
 _CASE_EXAMPLE = {"index_q": [[_ROW]], "index_k": [_ROW, _ROW], "topk": 1, "local_blocks": 0}
-_RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
-_TIMING = {"Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds of each stage."}}
 
 
 def _body(description: str, model: type, example: object) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def _body(description: str, model: type, example: object) -> dict[str, Any]:
         "content": {
             BINARY: dict(_FILE),
             JSON: {
-                "schema": {"$ref": f"#/components/schemas/{model.__name__}"},
+                "schema": {"$ref": _REF.format(model=model.__name__)},
                 "examples": {"small": {"value": example}},
             },
         },
@@ -65,32 +72,37 @@ def _body(description: str, model: type, example: object) -> dict[str, Any]:
 
 
 CASE_BODY = _body(
-    "A case file, a safetensors container: tensors `index_q` [total_q, H, 128], "
-    "`cu_seqlens_q` [batch + 1] I32, `seq_lens` [batch] I32, and either `index_k` [total_k, 128] or `pages` "
-    "[num_pages, 9216] U8 with `block_table` [batch, max_blocks] I32; metadata `format`, `version`, "
+    f"A case file, a safetensors container: tensors `index_q` [total_q, H, {HEAD_DIM}], `cu_seqlens_q` "
+    f"[batch + 1] I32, `seq_lens` [batch] I32, and either `index_k` [total_k, {HEAD_DIM}] or `pages` "
+    f"[num_pages, {PAGE_BYTES}] U8 with `block_table` [batch, max_blocks] I32; metadata `format`, `version`, "
     "`init_blocks`, `local_blocks`, `topk`, `source`. Or, for small calls, JSON.",
     CaseJson,
     _CASE_EXAMPLE,
 )
 KEYS_BODY = _body(
-    "A safetensors container with one tensor `index_k` [n, 128], BF16, F16 or F32, finite. Or JSON.",
+    f"A safetensors container with one tensor `index_k` [n, {HEAD_DIM}], BF16, F16 or F32, finite. Or JSON.",
     KeysJson,
     {"index_k": [_ROW]},
 )
 SEQUENCES_BODY = _body(
-    "A safetensors container with `index_q` [total_q, H, 128], BF16, F16, F32 or F8_E4M3; optionally "
+    f"A safetensors container with `index_q` [total_q, H, {HEAD_DIM}], BF16, F16, F32 or F8_E4M3; optionally "
     "`query_lens` [sequences] I32; and the metadata field `sequences`: ids, separated by commas. Or JSON.",
     SequencesJson,
     {"sequences": ["8d6f3c1a5b7e9024"], "index_q": [[_ROW] * 4]},
 )
-JSON_MODELS = (CaseJson, KeysJson, SequencesJson, ScoreJson)
-"""Models that are referred to by name only."""
+_JSON_MODELS = (CaseJson, KeysJson, SequencesJson, ScoreJson)
+"""Models that bodies and answers refer to by name."""
+
+# ---- Answers ----
+
+_RETRY = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
+_TIMING = {"Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds of each stage."}}
 
 
 def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[str, Any]:
     problem: dict[str, Any] = {
         "description": description,
-        "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        "content": {PROBLEM: {"schema": {"$ref": _REF.format(model="Problem")}}},
     }
     if headers:
         problem["headers"] = headers
@@ -113,7 +125,6 @@ _BODY: Responses = {
     **_INVALID,
     **_QUEUE,
 }
-_CHANGED = {"Server-Timing": _TIMING["Server-Timing"]}
 
 SCORE_RESPONSES: Responses = {
     200: {
@@ -121,7 +132,7 @@ SCORE_RESPONSES: Responses = {
         "`num_blocks` [total_q] I32 and, unless `scores=false`, `scores` [H, total_q, S] F32 (-inf at and "
         "past a row's `num_blocks`); metadata `format`, `version`, `backend`, `precision`, `order`, "
         "`timings_seconds`. Or the same as JSON.",
-        "content": {BINARY: dict(_FILE), JSON: {"schema": {"$ref": "#/components/schemas/ScoreJson"}}},
+        "content": {BINARY: dict(_FILE), JSON: {"schema": {"$ref": _REF.format(model="ScoreJson")}}},
         "headers": _TIMING,
     },
     406: _problem("No representation that the request accepts"),
@@ -132,13 +143,13 @@ CHANGE_RESPONSES: Responses = {**UNKNOWN_SEQUENCE, **_QUEUE}
 MAKE_RESPONSES: Responses = {
     201: {
         "description": "The new sequence",
-        "headers": {"Location": {"schema": {"type": "string"}}, **_CHANGED},
+        "headers": {"Location": {"schema": {"type": "string"}}, **_TIMING},
     },
     409: _problem("No more sequences can be made, of all or of this token"),
     **_QUEUE,
 }
 KEYS_RESPONSES: Responses = {
-    200: {"description": "The sequence as it is now", "headers": _CHANGED},
+    200: {"description": "The sequence as it is now", "headers": _TIMING},
     409: _problem(
         "Too few free pages, too many keys of this token, or the sequence does not hold `start` tokens; "
         "nothing was appended"
@@ -147,52 +158,40 @@ KEYS_RESPONSES: Responses = {
     **_BODY,
 }
 PROFILE_RESPONSES: Responses = {
-    200: {"description": "Where the time went", "model": ProfileReply, "headers": _CHANGED},
+    200: {"description": "Where the time went", "model": ProfileReply, "headers": _TIMING},
     **_BODY,
     504: _problem("The deadline passed before the call began, or between two of its runs"),
 }
 METRICS_RESPONSES: Responses = {
     200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
-UNAUTHORIZED = _problem(
+_UNAUTHORIZED = _problem(
     "A bearer token is needed", {"WWW-Authenticate": {"schema": {"type": "string"}, "description": "Bearer"}}
 )
-FORBIDDEN = _problem("Without tokens: the request comes from another site, or names another host")
+_FORBIDDEN = _problem("Without tokens: the request comes from another site, or names another host")
 
 
-# The OpenAPI document: FastAPI's, with the shared parts it does not know of.
-
-_REF = "#/components/schemas/{model}"
-_DESCRIPTION = (
-    "The sparse-attention indexer of MiniMax-M3 over HTTP. Tensors travel as safetensors bodies, small calls "
-    "as JSON. Errors are application/problem+json and name the argument. A failed request changes nothing. "
-    "Sequences belong to the bearer token that made them."
-)
+# ---- Document ----
 
 
 def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """The document of an application's routes."""
-    document = get_openapi(
-        title="nvfp4-indexer",
-        version="1",
-        description=_DESCRIPTION,
-        routes=app.routes,
-    )
+    """Returns the document of an application's routes."""
+    document = get_openapi(title="nvfp4-indexer", version="1", description=_DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document.setdefault("components", {}).setdefault("schemas", {})
-    for model in JSON_MODELS:
+    for model in _JSON_MODELS:
         schemas[model.__name__] = TypeAdapter(model).json_schema(ref_template=_REF)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    schemas["Problem"] = PROBLEM_SCHEMA
+    schemas["Problem"] = _PROBLEM_SCHEMA
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
-            # FastAPI documents its own form of a validation error wherever there is a parameter.
+            # FastAPI adds a validation error of its own to every operation with a parameter.
             found = operation["responses"].get("422")
             if found is not None and JSON in found.get("content", {}):
                 del operation["responses"]["422"]
             if path not in OPEN_PATHS:
                 operation["security"] = [{"token": []}, {}]
-                operation["responses"]["401"] = UNAUTHORIZED
-            operation["responses"]["403"] = FORBIDDEN
+                operation["responses"]["401"] = _UNAUTHORIZED
+            operation["responses"]["403"] = _FORBIDDEN
     return document

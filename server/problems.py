@@ -1,4 +1,4 @@
-"""Everything that goes wrong, as ``application/problem+json`` (RFC 9457)."""
+"""Error answers: every kind of problem, and what each error of the scorer becomes (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _SHOWN_CHARS = 200
 
 
 class ProblemError(Exception):
-    """A request that gets an error for an answer.
+    """Answers a request with an error.
 
     Args:
         status: HTTP status.
         kind: a key of :data:`TITLES`.
-        detail: what happened to this request, and the remedy.
+        detail: what happened, and the remedy.
         headers: further response headers.
         members: further members of the body, such as ``argument``.
     """
@@ -66,7 +66,7 @@ class ProblemError(Exception):
         self.members = members
 
     def response(self, request_id: str) -> Response:
-        """The answer, with the request's id."""
+        """Returns the answer, with the request's id."""
         content = {
             "type": PROBLEM_PREFIX + self.kind,
             "title": TITLES[self.kind],
@@ -79,15 +79,22 @@ class ProblemError(Exception):
 
 
 def invalid(argument: str, value: object, limit: str, remedy: str) -> ProblemError:
-    """A 422 that names the argument."""
+    """Returns the 422 that names an argument."""
     return of_error(InvalidArgumentError(argument, value, limit, remedy))
 
 
 def of_error(error: IndexerError) -> ProblemError:
-    """What an error of the scorer means over HTTP."""
+    """Returns the problem that an error of the scorer becomes."""
     if isinstance(error, UnknownSequenceError):
         value = _shown(error.sequence)
-        return ProblemError(404, "unknown-sequence", _sequence_detail(value), argument="id", value=value)
+        return ProblemError(
+            404,
+            "unknown-sequence",
+            f"id = {value}: not a live sequence of this token; ids come from POST /v1/sequences and a fork, "
+            "and end with a DELETE, a restart of the server, or after sequence_ttl_seconds without a call",
+            argument="id",
+            value=value,
+        )
     if isinstance(error, OutOfPagesError):
         return ProblemError(
             409,
@@ -115,15 +122,8 @@ def of_error(error: IndexerError) -> ProblemError:
 
 
 def internal() -> ProblemError:
-    """A 500. Says nothing of its cause, which is in the log under the request's id."""
+    """Returns a 500 without its cause, which is in the log under the request's id."""
     return ProblemError(500, "internal", "the server failed on this request; its log has the cause")
-
-
-def _sequence_detail(shown: str) -> str:
-    return (
-        f"id = {shown}: not a live sequence of this token; ids come from POST /v1/sequences and a fork, and "
-        "end with a DELETE, a restart of the server, or after sequence_ttl_seconds without a call"
-    )
 
 
 def _shown(value: object) -> str:

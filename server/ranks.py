@@ -1,8 +1,8 @@
-"""A scorer over several ranks for one sidecar: rank 0 in its process, the others in processes of their own.
+"""A scorer over several ranks for one sidecar: rank 0 in its process, the others in child processes.
 
-Rank 0 tells the others of each call through a pipe before it makes the call itself; what they then send each
-other goes over torch.distributed. A pipe has no deadline, so ranks may wait for a call as long as it takes,
-and it ends with the process that holds its other end: no rank outlives the server, however that ends.
+Rank 0 sends each call to the others through pipes before it makes the call itself; the collectives of the
+call go over torch.distributed. A pipe has no timeout, so an idle rank waits for calls without end, and it
+breaks with the process that holds its other end: no rank outlives the server, however that ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -24,30 +23,27 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-import numpy as np
 import structlog
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from indexer.config import IndexerConfig
 from indexer.distributed import DistributedIndexScorer
 from indexer.pipeline import ScoreResult
 from kernel.backends import registry
-from kernel.backends.base import Order
 from kernel.errors import IndexerError, InvalidArgumentError, RankLostError
 
 _START_SECONDS = 120.0
-"""Time for all ranks to import torch and meet."""
+"""Time for all ranks to import torch and join the group."""
 _END_SECONDS = 10.0
-"""Time for a rank to end once its pipe has."""
+"""Time for a rank to exit once its pipe is closed."""
 _LOST_REMEDY = "restart the server"
 _GPU_BACKENDS = ("flydsl", "triton")
 _log = structlog.get_logger("server")
 
 
 class LeadingScorer(DistributedIndexScorer):
-    """Rank 0, which starts the others and has them follow every call.
+    """Rank 0: starts the others and has them make every call, too.
 
     Args:
         config: as of one scorer; its pages are shared out, its device is that of rank 0.
@@ -68,11 +64,11 @@ class LeadingScorer(DistributedIndexScorer):
 
     @property
     def lost(self) -> RankLostError | None:
-        """Why no call can be made any more."""
+        """Why no call is possible any more."""
         return super().lost or self._followers.lost
 
     def close(self) -> None:
-        """End the other ranks."""
+        """Ends the other ranks."""
         self._followers.end()
 
     def add_sequence(self) -> int:
@@ -95,28 +91,10 @@ class LeadingScorer(DistributedIndexScorer):
         self._tell("free_sequence", seq)
         super().free_sequence(seq)
 
-    def score(
-        self,
-        q: torch.Tensor,
-        sequences: Sequence[int],
-        query_lens: Sequence[int] | NDArray[np.integer[Any]] | None = None,
-        *,
-        return_scores: bool = True,
-        topk: int | None = None,
-        init_blocks: int | None = None,
-        local_blocks: int | None = None,
-        order: Order | None = None,
-    ) -> ScoreResult:
+    def score(self, *arguments: Any, **options: Any) -> ScoreResult:
         """See the base class."""
-        options: dict[str, Any] = {
-            "return_scores": return_scores,
-            "topk": topk,
-            "init_blocks": init_blocks,
-            "local_blocks": local_blocks,
-            "order": order,
-        }
-        self._tell("score", q, sequences, query_lens, **options)
-        return super().score(q, sequences, query_lens, **options)
+        self._tell("score", *arguments, **options)
+        return super().score(*arguments, **options)
 
     def _tell(self, method: str, *arguments: object, **options: object) -> None:
         if self.lost is not None:
@@ -133,8 +111,8 @@ class Followers:
         deadline_seconds: of their scorers.
 
     Attributes:
-        store: file that all ranks meet in.
-        lost: set when one of them ended.
+        store: file through which the ranks find each other.
+        lost: set once one of them ended.
     """
 
     def __init__(self, config: IndexerConfig, ranks: int, deadline_seconds: float) -> None:
@@ -154,20 +132,20 @@ class Followers:
             self._processes.append(process)
             calls: SimpleQueue[bytes | None] = SimpleQueue()
             self._calls.append(calls)
-            # A thread for each: one that hangs does not read, and must not keep the call from its deadline.
+            # A thread for each: a rank that hangs does not read, and must not block the others' calls.
             sender = threading.Thread(target=_send, args=(calls, here), name=f"to rank {rank}", daemon=True)
             sender.start()
             _log.info("rank started", rank=rank, pid=process.pid)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def tell(self, call: object) -> None:
-        """Send a call to all, without waiting for any."""
+        """Sends a call to all, without waiting for any."""
         pickled = bytes(ForkingPickler.dumps(call))
         for calls in self._calls:
             calls.put(pickled)
 
     def end(self) -> None:
-        """Let all end, and kill by its id any that does not."""
+        """Ends all, and kills any that does not exit in time."""
         self._ending = True
         for calls in self._calls:
             calls.put(None)
@@ -204,7 +182,7 @@ def _send(calls: SimpleQueue[bytes | None], pipe: Connection) -> None:
 def follow(
     rank: int, ranks: int, store: str, config: IndexerConfig, deadline_seconds: float, pipe: Connection
 ) -> None:
-    """Make the calls that rank 0 tells of, until it ends."""
+    """Makes the calls that rank 0 sends, until its end of the pipe closes."""
     # A terminal's Ctrl-C reaches every process; rank 0 drains and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _join(rank, ranks, store)
@@ -219,13 +197,13 @@ def follow(
         except RankLostError:
             break
         except (IndexerError, MemoryError, RuntimeError):
-            # All ranks have heard of it, and rank 0 answers for all.
+            # Every rank raises the same, and rank 0 answers for all.
             continue
     _leave()
 
 
 def rank_config(config: IndexerConfig, rank: int, ranks: int) -> IndexerConfig:
-    """What a rank's scorer is built from: its part of the pages, rounded up, and a GPU of its own.
+    """Returns the configuration of a rank's scorer: its share of the pages, rounded up, and its own GPU.
 
     Raises:
         InvalidArgumentError: all ranks would use one GPU.
@@ -245,7 +223,7 @@ def rank_config(config: IndexerConfig, rank: int, ranks: int) -> IndexerConfig:
 
 
 def _join(rank: int, ranks: int, store: str) -> None:
-    """Make the process a rank of the default group, over loopback and with its part of the cores."""
+    """Makes the process a rank of the default group, over loopback and with its share of the cores."""
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
@@ -266,18 +244,15 @@ def _join(rank: int, ranks: int, store: str) -> None:
 
 
 def _leave() -> None:
-    """End what NCCL keeps for the default group, whether the other ranks are still there or not.
-
-    One of its threads looks into the store, and would wait there for a file that is gone while the process is
-    to end.
-    """
+    """Aborts NCCL's part of the default group, whether the other ranks are alive or not: one of its threads
+    polls the store, and would wait there for a file that is gone while the process exits."""
     if dist.is_initialized() and dist.group.WORLD is not None and torch.cuda.is_available():
         with suppress(RuntimeError):
             dist.group.WORLD._get_backend(torch.device("cuda")).abort()
 
 
 def _packed(value: object) -> object:
-    """A tensor as bytes: a pipe would otherwise pass handles of shared memory."""
+    """Returns a tensor as bytes: pickling it into a pipe would pass handles of shared memory."""
     if not isinstance(value, torch.Tensor):
         return value
     host = value.detach().cpu().contiguous()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from importlib import metadata, resources
 from typing import Annotated, Concatenate, ParamSpec, TypeVar
@@ -20,12 +20,14 @@ from indexer.case.container import Buffer
 from indexer.profile import profile_case
 from indexer.wire import (
     JSON,
+    Activity,
     Alive,
     BackendInfo,
     CacheInfo,
     Form,
     Info,
     Limits,
+    ProfileReply,
     Ready,
     ScoreReply,
     SequenceInfo,
@@ -33,28 +35,13 @@ from indexer.wire import (
 from kernel.backends import registry
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.page import blocks_of
+from server import openapi
 from server.engine import Engine, LiveSequence, state_of
 from server.http import RequestContext, context_of, read_body
 from server.limits import AppendOptions, ProfileOptions, ScoreOptions, check_case, check_given_once
-from server.openapi import (
-    CASE_BODY,
-    CHANGE_RESPONSES,
-    KEYS_BODY,
-    KEYS_RESPONSES,
-    MAKE_RESPONSES,
-    METRICS_RESPONSES,
-    PROBLEM_503,
-    PROFILE_RESPONSES,
-    SCORE_RESPONSES,
-    SCORE_SEQUENCES_RESPONSES,
-    SEQUENCES_BODY,
-    UNKNOWN_SEQUENCE,
-)
 from server.score_map import draw
 from server.wire import (
-    Activity,
     BuffersResponse,
-    ProfileReply,
     case_of_body,
     encoded,
     form_of_body,
@@ -66,7 +53,9 @@ from server.wire import (
 )
 from server.worker import QueueSlot
 
-router = APIRouter()
+health, state_routes, scoring, sequences = (
+    APIRouter(tags=[tag]) for tag in ("health", "state", "score", "sequences")
+)
 _PAGE = resources.files("server").joinpath("page/index.html").read_text(encoding="utf-8")
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -149,15 +138,15 @@ async def admit(request: Request, form: Form | None = None) -> Call:
 # ---- Health ----
 
 
-@router.head("/healthz", include_in_schema=False)
-@router.get("/healthz", tags=["health"], summary="Liveness", response_model=Alive)
+@health.head("/healthz", include_in_schema=False)
+@health.get("/healthz", summary="Liveness", response_model=Alive)
 async def healthz() -> Response:
     """The process answers. It may not be ready."""
     return json_response(Alive(status="ok"))
 
 
-@router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", tags=["health"], summary="Readiness", response_model=Ready, responses=PROBLEM_503)
+@health.head("/readyz", include_in_schema=False)
+@health.get("/readyz", summary="Readiness", response_model=Ready, responses=openapi.PROBLEM_503)
 async def readyz(request: Request) -> Response:
     """Kernels are compiled and the self-test against the oracle passed."""
     scorer = state_of(request).ready_engine().scorer
@@ -167,12 +156,13 @@ async def readyz(request: Request) -> Response:
 # ---- State ----
 
 
-@router.get("/v1/info", tags=["state"], summary="What serves", response_model=Info, responses=PROBLEM_503)
+@state_routes.get("/v1/info", summary="What serves", response_model=Info, responses=openapi.PROBLEM_503)
 async def info(request: Request) -> Response:
     """Backend, device, geometry, defaults and limits."""
     state = state_of(request)
     engine, settings = state.ready_engine(), state.settings
     config = engine.scorer.config
+    limits = {limit.name: getattr(settings, limit.name) for limit in fields(Limits)}
     found = Info(
         version=_version(),
         backend=engine.scorer.backend,
@@ -188,20 +178,7 @@ async def info(request: Request) -> Response:
         init_blocks=config.init_blocks,
         local_blocks=config.local_blocks,
         order=config.order,
-        limits=Limits(
-            max_body_bytes=settings.max_body_bytes,
-            max_json_bytes=settings.max_json_bytes,
-            max_call_bytes=settings.max_call_bytes,
-            max_call_flop=engine.limits.max_flop,
-            max_connections=settings.max_connections,
-            max_sequences=settings.max_sequences,
-            max_sequences_per_token=settings.max_sequences_per_token,
-            max_keys_per_token=settings.max_keys_per_token,
-            sequence_ttl_seconds=settings.sequence_ttl_seconds,
-            queue_places=settings.queue_places,
-            queue_bytes=settings.queue_bytes,
-            deadline_seconds=settings.deadline_seconds,
-        ),
+        limits=Limits(**{**limits, "max_call_flop": engine.limits.max_flop}),
         backends=tuple(
             BackendInfo(name=status.name, usable=status.usable, reason=status.reason)
             for status in registry.statuses()
@@ -210,12 +187,8 @@ async def info(request: Request) -> Response:
     return json_response(found)
 
 
-@router.get(
-    "/v1/cache",
-    tags=["state"],
-    summary="Occupancy of the cache",
-    response_model=CacheInfo,
-    responses=PROBLEM_503,
+@state_routes.get(
+    "/v1/cache", summary="Occupancy of the cache", response_model=CacheInfo, responses=openapi.PROBLEM_503
 )
 async def cache(request: Request) -> Response:
     """Pages in use, and the sequences of the token that asks. Does not wait for the device."""
@@ -232,12 +205,8 @@ async def cache(request: Request) -> Response:
     return json_response(found)
 
 
-@router.get(
-    "/v1/activity",
-    tags=["state"],
-    summary="What the page shows",
-    response_model=Activity,
-    responses=PROBLEM_503,
+@state_routes.get(
+    "/v1/activity", summary="What the page shows", response_model=Activity, responses=openapi.PROBLEM_503
 )
 async def activity(request: Request) -> Response:
     """Queue, latencies, and the score map of the last call of the token that asks."""
@@ -273,12 +242,11 @@ def _device_name(device: torch.device) -> str:
 # ---- Scoring ----
 
 
-@router.post(
+@scoring.post(
     "/v1/score",
-    tags=["score"],
     summary="Score a case",
-    responses=SCORE_RESPONSES,
-    openapi_extra={"requestBody": CASE_BODY},
+    responses=openapi.SCORE_RESPONSES,
+    openapi_extra={"requestBody": openapi.CASE_BODY},
 )
 async def score(request: Request, options: Annotated[ScoreOptions, Query()]) -> Response:
     """Score the queries of a case file against its keys. Touches no sequence.
@@ -289,13 +257,12 @@ async def score(request: Request, options: Annotated[ScoreOptions, Query()]) -> 
     return await _answer_scores(request, _score_case, options)
 
 
-@router.post(
+@sequences.post(
     "/v1/sequences/score",
     name="score",
-    tags=["sequences"],
     summary="Score a ragged batch over sequences",
-    responses=SCORE_SEQUENCES_RESPONSES,
-    openapi_extra={"requestBody": SEQUENCES_BODY},
+    responses=openapi.SCORE_SEQUENCES_RESPONSES,
+    openapi_extra={"requestBody": openapi.SEQUENCES_BODY},
 )
 async def score_sequences(request: Request, options: Annotated[ScoreOptions, Query()]) -> Response:
     """Each sequence's queries stand at its last positions, so append this step's keys first.
@@ -343,13 +310,12 @@ def _encoded(call: Call, reply: ScoreReply, form: Form) -> list[Buffer]:
 # ---- Sequences ----
 
 
-@router.post(
+@sequences.post(
     "/v1/sequences",
-    tags=["sequences"],
     summary="Make an empty sequence",
     status_code=201,
     response_model=SequenceInfo,
-    responses=MAKE_RESPONSES,
+    responses=openapi.MAKE_RESPONSES,
 )
 async def make(request: Request) -> Response:
     """Its id is valid for this token until it is deleted or expires, or the server ends."""
@@ -357,12 +323,11 @@ async def make(request: Request) -> Response:
     return _made(call, await call.run(Engine.add))
 
 
-@router.get(
+@sequences.get(
     "/v1/sequences/{id}",
-    tags=["sequences"],
     summary="Look at a sequence",
     response_model=SequenceInfo,
-    responses={**UNKNOWN_SEQUENCE, **PROBLEM_503},
+    responses={**openapi.UNKNOWN_SEQUENCE, **openapi.PROBLEM_503},
 )
 async def look(request: Request, id: str) -> Response:  # noqa: A002 - the route's parameter
     """Its length as of the last call that finished. Does not wait for the device."""
@@ -371,13 +336,12 @@ async def look(request: Request, id: str) -> Response:  # noqa: A002 - the route
     return json_response(_sequence_info(sequence), headers=server_timing(context.stages))
 
 
-@router.post(
+@sequences.post(
     "/v1/sequences/{id}/keys",
-    tags=["sequences"],
     summary="Append keys",
     response_model=SequenceInfo,
-    responses=KEYS_RESPONSES,
-    openapi_extra={"requestBody": KEYS_BODY},
+    responses=openapi.KEYS_RESPONSES,
+    openapi_extra={"requestBody": openapi.KEYS_BODY},
 )
 async def append(
     request: Request,
@@ -395,13 +359,12 @@ def _append(engine: Engine, owner: str, call: Call, sequence: str, start: int | 
     return call.timed("append", engine.append, owner, sequence, keys, start)
 
 
-@router.post(
+@sequences.post(
     "/v1/sequences/{id}/fork",
-    tags=["sequences"],
     summary="Fork a sequence",
     status_code=201,
     response_model=SequenceInfo,
-    responses={**MAKE_RESPONSES, **UNKNOWN_SEQUENCE},
+    responses={**openapi.MAKE_RESPONSES, **openapi.UNKNOWN_SEQUENCE},
 )
 async def fork(request: Request, id: str) -> Response:  # noqa: A002 - the route's parameter
     """The fork has the same keys. Pages are shared until one of the two appends to a partial one."""
@@ -409,13 +372,12 @@ async def fork(request: Request, id: str) -> Response:  # noqa: A002 - the route
     return _made(call, await call.run(Engine.fork, id))
 
 
-@router.delete(
+@sequences.delete(
     "/v1/sequences/{id}",
-    tags=["sequences"],
     summary="Drop a sequence",
     status_code=204,
     response_class=Response,
-    responses=CHANGE_RESPONSES,
+    responses=openapi.CHANGE_RESPONSES,
 )
 async def drop(request: Request, id: str) -> Response:  # noqa: A002 - the route's parameter
     """Pages that no fork shares are zeroed and free again."""
@@ -436,13 +398,12 @@ def _sequence_info(sequence: LiveSequence) -> SequenceInfo:
 # ---- Profile ----
 
 
-@router.post(
+@scoring.post(
     "/v1/profile",
-    tags=["score"],
     summary="Profile a case",
     response_model=ProfileReply,
-    responses=PROFILE_RESPONSES,
-    openapi_extra={"requestBody": CASE_BODY},
+    responses=openapi.PROFILE_RESPONSES,
+    openapi_extra={"requestBody": openapi.CASE_BODY},
 )
 async def profile(request: Request, options: Annotated[ProfileOptions, Query()]) -> Response:
     """Run a case several times and show each stage's time, and the speed beside the device's own floor.
@@ -473,12 +434,8 @@ def _profile(engine: Engine, _: str, call: Call, options: ProfileOptions) -> byt
 # ---- Metrics and the page ----
 
 
-@router.get(
-    "/metrics",
-    tags=["state"],
-    summary="Prometheus metrics",
-    response_class=Response,
-    responses=METRICS_RESPONSES,
+@state_routes.get(
+    "/metrics", summary="Prometheus metrics", response_class=Response, responses=openapi.METRICS_RESPONSES
 )
 async def metrics(request: Request) -> Response:
     """Requests and stages as histograms; the queue and the cache as of this moment."""
@@ -498,8 +455,11 @@ async def metrics(request: Request) -> Response:
     return Response(state.metrics.exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.head("/", include_in_schema=False)
-@router.get("/", tags=["state"], summary="The page for people", response_class=HTMLResponse)
+@state_routes.head("/", include_in_schema=False)
+@state_routes.get("/", summary="The page for people", response_class=HTMLResponse)
 async def page() -> Response:
     """Device, backend, cache, latencies, and the last call's score map with its selection."""
     return HTMLResponse(_PAGE, headers=_PAGE_HEADERS)
+
+
+ROUTERS = (health, state_routes, scoring, sequences)

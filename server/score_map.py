@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from indexer.wire import ScoreReply
-from server.wire import CallHead, CallMap
+from indexer.wire import CallHead, CallMap, ScoreReply
 
 MAX_ROWS = 96
 """Most query tokens of a head that are drawn."""
@@ -24,25 +23,17 @@ _SENTINEL = 1e28
 
 @dataclass(frozen=True, eq=False)
 class CallRecord:
-    """What is kept of the last call of an owner: copies of some of its rows.
+    """Some rows of an owner's last call, copied.
 
     Attributes:
         title: the route and shape of the call.
         tokens: ``[rows]`` query tokens that were kept.
-        scores: ``[H, rows, S]`` float32, or None when the call had none.
-        block_ids: ``[H, rows, k]`` int32.
-        num_blocks: ``[rows]`` int32.
-        backend: the backend that ran.
-        timings: seconds of each stage.
+        reply: the call's answer, of these tokens only.
     """
 
     title: str
     tokens: NDArray[np.int64]
-    scores: NDArray[np.float32] | None
-    block_ids: NDArray[np.int32]
-    num_blocks: NDArray[np.int32]
-    backend: str
-    timings: dict[str, float]
+    reply: ScoreReply
 
 
 def record_call(title: str, reply: ScoreReply) -> CallRecord:
@@ -53,40 +44,39 @@ def record_call(title: str, reply: ScoreReply) -> CallRecord:
         row_cells = reply.scores.shape[0] * reply.scores.shape[2]
         rows = min(rows, max(1, MAX_COPIED // max(1, row_cells)))
     tokens = np.linspace(0, max(total_q - 1, 0), rows).round().astype(np.int64)
-    return CallRecord(
-        title=title,
-        tokens=tokens,
+    kept = replace(
+        reply,
         scores=None if reply.scores is None else reply.scores[:, tokens],
         block_ids=reply.block_ids[:, tokens],
         num_blocks=reply.num_blocks[tokens],
-        backend=reply.backend,
-        timings=dict(reply.timings),
     )
+    return CallRecord(title, tokens, kept)
 
 
 def draw(record: CallRecord) -> CallMap:
     """Returns the record as the page reads it: one byte a cell, base64, row by row and head by head."""
-    num_blocks = int(record.num_blocks.max(initial=0))
+    reply = record.reply
+    num_blocks = int(reply.num_blocks.max(initial=0))
     blocks_a_column = max(1, -(-num_blocks // MAX_COLUMNS))
     columns = -(-num_blocks // blocks_a_column)
-    visible = np.arange(columns) * blocks_a_column < record.num_blocks[:, None]
+    visible = np.arange(columns) * blocks_a_column < reply.num_blocks[:, None]
     heads = []
-    for head, ids in enumerate(record.block_ids):
-        if record.scores is None:
+    for head, ids in enumerate(reply.block_ids):
+        if reply.scores is None:
             cells = np.where(visible, LOWEST, INVISIBLE).astype(np.uint8)
         else:
-            cells = _levels(_pooled(record.scores[head, :, :num_blocks], columns, blocks_a_column), visible)
+            cells = _levels(_pooled(reply.scores[head, :, :num_blocks], columns, blocks_a_column), visible)
         selected = [sorted({int(block) // blocks_a_column for block in row if block >= 0}) for row in ids]
         heads.append(CallHead(cells=base64.b64encode(cells.tobytes()).decode(), selected=selected))
     return CallMap(
         title=record.title,
-        backend=record.backend,
-        timings_ms={name: round(1e3 * seconds, 4) for name, seconds in record.timings.items()},
+        backend=reply.backend,
+        timings_ms={name: round(1e3 * seconds, 4) for name, seconds in reply.timings.items()},
         tokens=record.tokens.tolist(),
         num_blocks=num_blocks,
         blocks_a_column=blocks_a_column,
         columns=columns,
-        has_scores=record.scores is not None,
+        has_scores=reply.scores is not None,
         heads=heads,
     )
 

@@ -1,4 +1,4 @@
-"""Starts the sidecar: ``python -m server``, or ``nvfp4-indexer serve``."""
+"""The sidecar's process: settings, logs, socket, web server, exit code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ from server.app import create_app, new_state
 from server.http import protocol_of
 from server.settings import Settings
 
-# Structured logs on stderr, the web server's own included.
+_SWITCH_SECONDS = 0.0005
+"""Longest time that a thread keeps the GIL while another waits for it. The device's thread releases it for
+every tensor operation; with Python's 5 ms it would wait that long each time a request is parsed."""
+_KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 256
+"""Connections that wait to be accepted."""
 
+_log = structlog.get_logger("server")
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
     structlog.processors.add_log_level,
@@ -29,58 +35,16 @@ _SHARED: list[Any] = [
 ]
 
 
-def configure_logs(level: str, form: str) -> None:
-    """Set the log up for this process.
-
-    Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-        form: ``json``, one object a line, or ``console``.
-    """
-    number: int = getattr(logging, level.upper())
-    renderer: list[Any]
-    if form == "json":
-        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
-    else:
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    structlog.configure(
-        processors=[*_SHARED, *renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
-            foreign_pre_chain=_SHARED,
-        )
-    )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(max(number, logging.WARNING))
-
-
-_SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter while another one wants it. With Python's 5 ms the device's
-thread, which gives it up for every tensor operation, would wait that long each time a request is parsed."""
-_KEEP_ALIVE_SECONDS = 75
-_BACKLOG = 256
-"""Connections that wait to be accepted."""
-
-_log = structlog.get_logger("server")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT.
+    """Serves until SIGTERM or SIGINT.
 
     Args:
         arguments: flags; the process's own when None.
 
     Returns:
-        The exit code: 0 after a drained end, 2 for settings that cannot be used, 1 for an address in use, a
-        URL file that cannot be written, a backend that fails its self-test or a device without room for the
-        pages, and for a call that was still running when the time to drain was over. That last one leaves at
-        once, without returning.
+        The exit code: 0 after draining; 2 for settings that cannot be used; 1 for an address in use, a URL
+        file that cannot be written, a backend that fails its self-test or a device without room for the
+        pages. A call that still runs after ``drain_seconds`` ends the process with 1, without returning.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -124,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lifespan="on",
         ws="none",
     )
-    # uvicorn raises a signal again once it has drained; that must not end the process as if it had not.
+    # uvicorn raises the signal again once it has drained: the exit code must stay 0.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server = uvicorn.Server(config)
@@ -141,8 +105,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if state.failed else 0
 
 
+def configure_logs(level: str, form: str) -> None:
+    """Sets up structured logs on stderr, the web server's own included.
+
+    Args:
+        level: ``debug``, ``info``, ``warning`` or ``error``.
+        form: ``json``, one object a line, or ``console``.
+    """
+    number: int = getattr(logging, level.upper())
+    renderer: list[Any]
+    if form == "json":
+        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    else:
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    structlog.configure(
+        processors=[*_SHARED, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+            foreign_pre_chain=_SHARED,
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(max(number, logging.WARNING))
+
+
 def _leave() -> NoReturn:
-    """End the process though the device's thread is inside a call: the interpreter would abort it."""
+    """Ends the process while the device's thread is inside a call: the interpreter would abort it."""
     _log.error("left a running call", remedy="raise drain_seconds above the longest call")
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
@@ -151,7 +146,7 @@ def _leave() -> NoReturn:
 
 
 def _url(host: str, port: int) -> str:
-    """Where this machine reaches what listens on an address."""
+    """Returns the URL at which this machine reaches a bound address."""
     reached = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - not bound here
     return f"http://[{reached}]:{port}" if ":" in reached else f"http://{reached}:{port}"
 
@@ -164,7 +159,7 @@ def _bound(settings: Settings) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Before the log says so: whoever reads it may connect, and waits until the event loop runs.
+        # Before the log line: whoever reads that may connect, and waits until the event loop runs.
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()

@@ -11,11 +11,20 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from indexer.config import IndexerConfig
 from kernel.backends.base import Order, Precision
+from kernel.contract import BLOCK_TOKENS, PAGE_BYTES
 
 MIB = 1 << 20
 DAY = 86400
 """Seconds."""
 _MIN_TOKEN_CHARS = 8
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class Settings(BaseSettings):
@@ -54,8 +63,11 @@ class Settings(BaseSettings):
     """Precision of the scores: exact or fast."""
     num_index_heads: int = 4
     """Index heads of the sequences' queries: 1, 2 or 4. Case files bring their own."""
-    num_pages: int = Field(default=4096, ge=1)
-    """Pages of the cache: 9,216 bytes and 128 tokens each."""
+    num_pages: int = Field(
+        default=4096,
+        ge=1,
+        description=f"Pages of the cache: {PAGE_BYTES:,} bytes and {BLOCK_TOKENS} tokens each.",
+    )
     context_parallel: int = Field(default=1, ge=1, le=64)
     """Ranks that sequences are spread over, each a process and, on a GPU backend, a GPU of its own; pages are
     shared out. Case files are scored by the first rank alone."""
@@ -127,21 +139,13 @@ class Settings(BaseSettings):
                     f"tokens: each must be at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
                     "spaces; make one with `openssl rand -hex 16`"
                 )
-        if not (self.is_loopback or self.insecure or self.all_tokens()):
+        if not (is_loopback(self.host) or self.insecure or self.all_tokens()):
             raise ValueError(
                 f"host = {self.host}: not a loopback address, and no token protects it; set "
                 "NVFP4_INDEXER_TOKENS or --token-file, or pass --insecure to serve everyone who can reach it"
             )
         self.indexer_config()
         return self
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
     def all_tokens(self) -> tuple[str, ...]:
         """The bearer tokens of ``tokens`` and ``token_file``. None: no token is asked for."""

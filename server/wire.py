@@ -1,7 +1,7 @@
 """Requests and answers in the server: media types, JSON bodies, encoded answers.
 
-What a client reads too is in :mod:`indexer.wire`. The body and the answer of a call are safetensors or, for
-small calls, JSON with the same tensors as nested lists.
+The body and the answer of a call are safetensors or, for small calls, JSON with the same tensors as nested
+lists. The records are in :mod:`indexer.wire`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,88 +26,16 @@ from indexer.wire import (
     BINARY,
     JSON,
     Form,
-    Profile,
+    ScoreJson,
     ScoreReply,
     SequencesCall,
     decode_keys,
     decode_sequences_call,
-    described,
     encode_reply,
 )
 from kernel.contract import HEAD_DIM, MAX_TOPK
 from server.limits import check_json_reply
 from server.problems import ProblemError, invalid
-
-# ---- JSON answers that only the page and OpenAPI know ----
-
-
-@dataclass(frozen=True)
-class RouteLatency:
-    """Latencies of a route's last calls."""
-
-    route: str
-    calls: int
-    p50_ms: float
-    p99_ms: float
-
-
-@dataclass(frozen=True)
-class CallHead:
-    """One index head's part of the score map."""
-
-    cells: str = field(
-        metadata=described("Base64, one byte a cell: 0 past nb, 1..254 the score's rank, 255 forced.")
-    )
-    selected: list[list[int]] = field(metadata=described("Columns that each row selected."))
-
-
-@dataclass(frozen=True)
-class CallMap:
-    """A call's scores and selection, some rows and blocks of it."""
-
-    title: str
-    backend: str
-    timings_ms: dict[str, float]
-    tokens: list[int] = field(metadata=described("Query token of each row."))
-    num_blocks: int
-    blocks_a_column: int
-    columns: int
-    has_scores: bool
-    heads: list[CallHead]
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What the page shows."""
-
-    waiting: int = field(metadata=described("Calls that wait for the device."))
-    busy: bool
-    places_taken: int
-    places: int
-    uptime_seconds: float
-    latencies: list[RouteLatency]
-    last_call: CallMap | None = field(metadata=described("Of the token that asks."))
-
-
-@dataclass(frozen=True)
-class ScoreJson:
-    """A scoring call's answer in JSON."""
-
-    block_ids: list[list[list[int]]] = field(metadata=described("`[H, total_q, k]`; -1 past a row's blocks."))
-    num_blocks: list[int] = field(metadata=described("`[total_q]` causal blocks of each query token."))
-    scores: list[list[list[float | None]]] | None = field(
-        metadata=described("`[H, total_q, S]`; null at and past a row's `num_blocks`.")
-    )
-    backend: str
-    precision: str
-    order: str
-    timings_seconds: dict[str, float]
-
-
-@dataclass(frozen=True)
-class ProfileReply(Profile):
-    """A profile, with a trace if one was asked for."""
-
 
 # ---- Media types ----
 
@@ -160,14 +87,10 @@ def _preference(accept: str, form: Form) -> tuple[float, int]:
         name, *parameters = (text.strip().lower() for text in part.split(";"))
         found = {form: 3, "application/*": 2, "*/*": 1}.get(name, 0)
         if found > specificity:
-            values = [text.removeprefix("q=") for text in parameters if text.startswith("q=")]
-            quality = _quality(values[0]) if values else 1.0
+            text = next((text[2:] for text in parameters if text.startswith("q=")), "1")
+            quality = float(text) if _QUALITY.fullmatch(text) else 0.0
             specificity = found
     return quality, specificity
-
-
-def _quality(text: str) -> float:
-    return float(text) if _QUALITY.fullmatch(text) else 0.0
 
 
 def _unsupported(header: str, value: str, remedy: str) -> ProblemError:
@@ -195,8 +118,10 @@ class _StrictModel(BaseModel):
 class CaseJson(_StrictModel):
     """One scoring call. Several requests: their queries and keys one after another, and their lengths."""
 
-    index_q: _Queries = Field(description="`[total_q, H, 128]`, H 1, 2 or 4; cast to E4M3, saturating.")
-    index_k: _Keys = Field(description="`[total_k, 128]`; quantised to NVFP4.")
+    index_q: _Queries = Field(
+        description=f"`[total_q, H, {HEAD_DIM}]`, H 1, 2 or 4; cast to E4M3, saturating."
+    )
+    index_k: _Keys = Field(description=f"`[total_k, {HEAD_DIM}]`; quantised to NVFP4.")
     seq_lens: list[int] | None = Field(
         default=None, description="`[batch]` keys of each request; left out: one request has all."
     )
@@ -216,14 +141,14 @@ class CaseJson(_StrictModel):
 class KeysJson(_StrictModel):
     """Keys to append."""
 
-    index_k: _Keys = Field(description="`[n, 128]`; quantised to NVFP4.")
+    index_k: _Keys = Field(description=f"`[n, {HEAD_DIM}]`; quantised to NVFP4.")
 
 
 class SequencesJson(_StrictModel):
     """Queries for the last positions of some sequences."""
 
     sequences: list[str] = Field(description="Ids, in the order of their rows in `index_q`.")
-    index_q: _Queries = Field(description="`[total_q, H, 128]`; cast to E4M3, saturating.")
+    index_q: _Queries = Field(description=f"`[total_q, H, {HEAD_DIM}]`; cast to E4M3, saturating.")
     query_lens: list[int] | None = Field(
         default=None, description="Queries of each sequence; left out: one each, or all of the only one."
     )

@@ -53,16 +53,14 @@ class Deadline:
         )
 
 
+@dataclass(eq=False)
 class _Job:
     """A queued or running call. ``function`` is None once it was started or withdrawn."""
 
-    def __init__(
-        self, function: Callable[[], Any], future: asyncio.Future[Any], slot: QueueSlot | None
-    ) -> None:
-        self.function: Callable[[], Any] | None = function
-        self.future = future
-        self.slot = slot
-        self.queued = time.perf_counter()
+    function: Callable[[], Any] | None
+    future: asyncio.Future[Any]
+    slot: QueueSlot | None
+    queued: float = field(default_factory=time.perf_counter)
 
 
 class Worker:

@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from indexer.case import encode_case
-from server.settings import Settings
+from server.settings import Settings, is_loopback
 from tests.support.cases import ROOT
 from tests.support.http import assert_problem, binary, make_sequence, normals, random_case, sequences_body
 from tests.support.live_server import LiveServer
@@ -145,7 +145,7 @@ def test_no_address_but_loopback_without_a_token() -> None:
         assert Settings(host=host, insecure=True).host == host
         assert Settings(host=host, tokens=(ALICE,)).host == host  # type: ignore[arg-type]
     for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
-        assert Settings(host=host).is_loopback
+        assert is_loopback(Settings(host=host).host)
     with pytest.raises(ValidationError, match="num_index_heads"):
         Settings(num_index_heads=3)
     with pytest.raises(ValidationError, match="no such backend"):
