@@ -1,4 +1,8 @@
-"""Every call of the server's API: pure functions from arguments to a :class:`client.calls.Call`."""
+"""Every call of the server's API as a value: the request, how its answer is read, whether it may be resent.
+
+Pure functions from arguments to a :class:`Call`; :mod:`client.transport` decides about retries, and
+:mod:`client.client` sends them.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +37,16 @@ from kernel.arguments import check_bool, check_int
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
 
-# A call to the server as a value: what is sent, what the answer means, and whether it may be sent twice.
-
 T = TypeVar("T")
+Order = Literal["score", "block"]
+CacheUse = Literal["cold", "warm"]
+OptionValue = int | str | bool | None
 
 _CHUNK_BYTES = 1 << 20
+_KEY_DTYPES = tuple(DTYPES[name] for name in ("BF16", "F16", "F32"))
+_QUERY_DTYPES = (*_KEY_DTYPES, DTYPES["F8_E4M3"])
+_adapters: dict[type[Any], TypeAdapter[Any]] = {}
+"""Validators of answers, each built at its first use: that takes longer than reading an answer."""
 
 
 def _raise(error: IndexerError) -> NoReturn:
@@ -46,17 +55,17 @@ def _raise(error: IndexerError) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Generic[T]):
-    """One request and the meaning of its answer.
+    """A request and how its answer is read.
 
     Attributes:
         method: HTTP method.
         path: path below the server's URL.
-        parse: makes the result of a successful answer's body.
+        parse: makes the result from the body of a successful answer.
         query: query parameters.
-        body: buffers of a binary body, sent one after another; empty: no body.
+        body: buffers of a binary body, sent one after another; empty for no body.
         accept: media type of the answer.
-        repeatable: whether it may be sent again when its answer was lost, so that it may have been executed.
-        after_lost: what an error means when an earlier answer was lost: the result, or the error is raised.
+        repeatable: whether it may be resent after its answer was lost, and it may have been executed.
+        after_lost: makes the result from an error when an earlier answer was lost, or raises the error.
     """
 
     method: str
@@ -69,16 +78,21 @@ class Call(Generic[T]):
     after_lost: Callable[[IndexerError], T] = _raise
 
     @property
-    def headers(self) -> dict[str, str]:
-        """Headers of the request."""
+    def request(self) -> dict[str, Any]:
+        """Arguments of httpx for the request, but for its body."""
         headers = {"Accept": self.accept}
         if self.body:
             headers["Content-Type"] = BINARY
             headers["Content-Length"] = str(sum(len(buffer) for buffer in self.body))
-        return headers
+        return {
+            "method": self.method,
+            "url": self.path.lstrip("/"),  # below the path of the server's URL
+            "params": self.query,
+            "headers": headers,
+        }
 
     def chunks(self) -> Iterator[bytes]:
-        """The body in parts of at most 1 MiB, so that a large tensor is never copied as a whole."""
+        """Yields the body in parts of at most 1 MiB, so that a large tensor is never copied as a whole."""
         for buffer in self.body:
             view = memoryview(buffer)
             for start in range(0, len(view), _CHUNK_BYTES):
@@ -94,24 +108,15 @@ class Reply:
     body: bytearray
 
 
-# JSON answers of the server as frozen dataclasses.
-
-R = TypeVar("R")
-
-
-_adapters: dict[type[Any], TypeAdapter[Any]] = {}
-"""Validators, each built at its first use: that takes longer than any answer's reading."""
-
-
-def record(kind: type[R], body: bytes | bytearray) -> R:
-    """Read an answer. Members that this client does not know are left out.
+def record(kind: type[T], body: bytes | bytearray) -> T:
+    """Reads a JSON answer. Members that this client does not know are ignored.
 
     Raises:
         BadReplyError: a member is missing or of another type.
     """
     if kind not in _adapters:
         _adapters[kind] = TypeAdapter(kind)
-    adapter: TypeAdapter[R] = _adapters[kind]
+    adapter: TypeAdapter[T] = _adapters[kind]
     try:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
@@ -122,37 +127,29 @@ def record(kind: type[R], body: bytes | bytearray) -> R:
         ) from error
 
 
-Order = Literal["score", "block"]
-CacheUse = Literal["cold", "warm"]
-OptionValue = int | str | bool | None
-
-_KEY_DTYPES = tuple(DTYPES[name] for name in ("BF16", "F16", "F32"))
-_QUERY_DTYPES = (*_KEY_DTYPES, DTYPES["F8_E4M3"])
-
-
 def health() -> Call[Alive]:
     """Whether the process answers."""
-    return _look("/healthz", Alive)
+    return _get("/healthz", Alive)
 
 
 def ready() -> Call[Ready]:
     """Whether the self-test passed."""
-    return _look("/readyz", Ready)
+    return _get("/readyz", Ready)
 
 
 def info() -> Call[Info]:
     """What serves."""
-    return _look("/v1/info", Info)
+    return _get("/v1/info", Info)
 
 
 def cache() -> Call[CacheInfo]:
     """How full the cache is."""
-    return _look("/v1/cache", CacheInfo)
+    return _get("/v1/cache", CacheInfo)
 
 
 def sequence_state(sequence: str) -> Call[SequenceInfo]:
     """A sequence's length."""
-    return _look(_path(sequence), SequenceInfo)
+    return _get(_path(sequence), SequenceInfo)
 
 
 def add_sequence() -> Call[SequenceInfo]:
@@ -166,7 +163,7 @@ def fork_sequence(sequence: str) -> Call[SequenceInfo]:
 
 
 def free_sequence(sequence: str) -> Call[None]:
-    """Drop a sequence. Sent again after a lost answer: that it is gone then is what was asked for."""
+    """Drop a sequence. If it is gone when the call is resent, the call has succeeded."""
 
     def gone(error: IndexerError) -> None:
         if not isinstance(error, UnknownSequenceError):
@@ -176,7 +173,7 @@ def free_sequence(sequence: str) -> Call[None]:
 
 
 def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceInfo]:
-    """Append keys. With ``start`` the server takes them once, so a lost answer does no harm."""
+    """Append keys. With ``start`` the server appends them once, so the call may be resent."""
     keys = _array("k", k, _KEY_DTYPES)
 
     def arrived(error: IndexerError) -> SequenceInfo:
@@ -204,7 +201,7 @@ def score_options(
     order: Order | None,
     return_scores: bool,
 ) -> dict[str, OptionValue]:
-    """Query options of the scoring calls."""
+    """Returns the query options of the scoring calls."""
     check_bool("return_scores", return_scores)
     return {
         "topk": _whole("topk", topk),
@@ -218,7 +215,7 @@ def score_options(
 def profile_options(
     cache_use: CacheUse, repeats: int, return_scores: bool, trace: bool
 ) -> dict[str, OptionValue]:
-    """Query options of a profile."""
+    """Returns the query options of a profile."""
     check_bool("return_scores", return_scores)
     check_bool("trace", trace)
     repeats = check_int("repeats", repeats)
@@ -250,7 +247,7 @@ def score(
 
 
 def score_case(case: Case, options: Mapping[str, OptionValue]) -> Call[ScoreReply]:
-    """Score a case. What it expects stays here."""
+    """Score a case. Its expected results are not sent."""
     _check_case(case)
     topk = case.topk if options["topk"] is None else options["topk"]
     return Call(
@@ -277,7 +274,7 @@ def profile(case: Case, options: Mapping[str, OptionValue]) -> Call[Profile]:
     )
 
 
-def _look(path: str, kind: type[R]) -> Call[R]:
+def _get(path: str, kind: type[T]) -> Call[T]:
     return Call(method="GET", path=path, parse=lambda body: record(kind, body), repeatable=True)
 
 
@@ -286,7 +283,7 @@ def _sequence(body: bytearray) -> SequenceInfo:
 
 
 def _scores(body: bytearray, query: Array, topk: OptionValue) -> ScoreReply:
-    """Read scores and check that they are of the rows that were asked for."""
+    """Reads scores and checks that they are of the rows that were asked for."""
     try:
         reply = decode_reply(body)
     except CaseFileError as error:
@@ -327,7 +324,7 @@ def _whole(name: str, value: object) -> int | None:
 
 
 def _lens(query_lens: object) -> tuple[int, ...]:
-    """Query lengths as the 32-bit integers that they travel as."""
+    """Returns query lengths that fit the 32-bit integers they travel as."""
     if not isinstance(query_lens, (list, tuple)) and not (
         isinstance(query_lens, np.ndarray) and query_lens.ndim == 1
     ):
@@ -352,7 +349,7 @@ def _path(sequence: object) -> str:
 
 
 def _query(**options: OptionValue) -> dict[str, str]:
-    """Options that were given, as the server reads them."""
+    """Returns the options that were given as query parameters."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in options.items()

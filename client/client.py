@@ -1,4 +1,4 @@
-"""The client for ordinary code."""
+"""The synchronous and the asynchronous client; they differ in how a call is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 
 from client import calls
 from client.calls import CacheUse, Call, Order, Reply
-from client.transport import DEFAULT_RETRY_SECONDS, DEFAULT_TIMEOUT, DEFAULT_URL, Connection, Tries
+from client.transport import DEFAULT_RETRY_SECONDS, DEFAULT_TIMEOUT, DEFAULT_URL, Connection, RetryPolicy
 from indexer.case import Case
 from indexer.case.container import Array
 from indexer.wire import Alive, CacheInfo, Info, Profile, Ready, ScoreReply
@@ -26,18 +26,17 @@ class Client:
     """An ``IndexScorer`` in a server: the same methods, in numpy. Imports no torch; threads may share it.
 
     Every method raises what the scorer would (``InvalidArgumentError``, ``UnknownSequenceError``,
-    ``OutOfPagesError``), and else an error of :mod:`client.errors`, ``ServerConnectionError`` and
-    ``ServerError`` above all.
+    ``OutOfPagesError``), or an error of :mod:`client.errors`: ``ServerConnectionError``, ``ServerError``.
 
-    Refusals of a busy or warming server are waited out, as long as the server hints. A call whose answer was
-    lost is sent again if that does no harm: all but :meth:`add_sequence`, :meth:`fork_sequence` and
+    Calls that a busy or warming server refuses are retried after the time that it hints. A call whose answer
+    was lost is resent if that does no harm: all but :meth:`add_sequence`, :meth:`fork_sequence` and
     :meth:`append_keys` without ``start``.
 
     Args:
         url: the server's root.
         token: bearer token. It travels as it is: use https, or a network that nobody else reads.
-        timeout: seconds without any progress after which a call is given up.
-        retry_seconds: most seconds that a call waits for a busy server; 0: it is asked once.
+        timeout: seconds without progress after which a call fails.
+        retry_seconds: longest time that a call waits for a busy server; 0: no retries.
         transport: another way to the server than TCP, as httpx takes it.
 
     Raises:
@@ -98,8 +97,8 @@ class Client:
         Args:
             sequence: a live sequence.
             k: ``[n, 128]`` bfloat16, float16 or float32, finite.
-            start: tokens that the sequence holds. With it a lost answer is made good by sending again; nobody
-                else may append to the sequence meanwhile.
+            start: tokens that the sequence holds. With it the call is resent after a lost answer; nobody else
+                may append to the sequence meanwhile.
 
         Returns:
             The sequence's new length, tokens.
@@ -181,45 +180,24 @@ class Client:
 
     def _run(self, call: Call[T]) -> T:
         self._connection.check_open(self._http.is_closed)
-        tries = Tries(call, self._connection.retry_seconds)
-        while (wait := tries.take(self._attempt(call))) is not None:
+        policy = RetryPolicy(call, self._connection.retry_seconds)
+        while (wait := policy.wait_after(self._attempt(call))) is not None:
             time.sleep(wait)
-        return tries.result
+        return policy.result
 
     def _attempt(self, call: Call[T]) -> Reply | httpx.TransportError:
-        content = call.chunks() if call.body else None
-        request = self._http.build_request(
-            call.method, call.path.lstrip("/"), params=call.query, headers=call.headers, content=content
-        )
+        body = bytearray()
         try:
-            response = self._http.send(request, stream=True)
-            try:
-                body = bytearray()
+            with self._http.stream(**call.request, content=call.chunks() if call.body else None) as response:
                 for chunk in response.iter_raw():
                     body += chunk
-            finally:
-                response.close()
         except httpx.TransportError as error:
             return error
         return Reply(response.status_code, response.headers, body)
 
 
-# The client for asynchronous code.
-
-
 class AsyncClient:
-    """:class:`client.Client` with coroutines: the same arguments, results and errors.
-
-    Args:
-        url: the server's root.
-        token: bearer token. It travels as it is: use https, or a network that nobody else reads.
-        timeout: seconds without any progress after which a call is given up.
-        retry_seconds: most seconds that a call waits for a busy server; 0: it is asked once.
-        transport: another way to the server than TCP, as httpx takes it.
-
-    Raises:
-        InvalidArgumentError: an argument cannot be used.
-    """
+    """:class:`client.Client` with coroutines: the same arguments, results and errors."""
 
     def __init__(
         self,
@@ -327,24 +305,18 @@ class AsyncClient:
 
     async def _run(self, call: Call[T]) -> T:
         self._connection.check_open(self._http.is_closed)
-        tries = Tries(call, self._connection.retry_seconds)
-        while (wait := tries.take(await self._attempt(call))) is not None:
+        policy = RetryPolicy(call, self._connection.retry_seconds)
+        while (wait := policy.wait_after(await self._attempt(call))) is not None:
             await asyncio.sleep(wait)
-        return tries.result
+        return policy.result
 
     async def _attempt(self, call: Call[T]) -> Reply | httpx.TransportError:
         content = _chunks(call) if call.body else None
-        request = self._http.build_request(
-            call.method, call.path.lstrip("/"), params=call.query, headers=call.headers, content=content
-        )
+        body = bytearray()
         try:
-            response = await self._http.send(request, stream=True)
-            try:
-                body = bytearray()
+            async with self._http.stream(**call.request, content=content) as response:
                 async for chunk in response.aiter_raw():
                     body += chunk
-            finally:
-                await response.aclose()
         except httpx.TransportError as error:
             return error
         return Reply(response.status_code, response.headers, body)
@@ -355,12 +327,9 @@ async def _chunks(call: Call[T]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-# What the command does in a sidecar. Imports no torch.
-
-
 @contextmanager
 def remote_client(url: str, token: str | None, backend: str, precision: str) -> Iterator[Client]:
-    """A client of the sidecar that a command names.
+    """Opens a client of the sidecar that a command names.
 
     Args:
         url: the sidecar's root.
@@ -369,10 +338,8 @@ def remote_client(url: str, token: str | None, backend: str, precision: str) -> 
         precision: the command's ``--precision``, likewise.
 
     Raises:
-        InvalidArgumentError: a backend or precision is asked for, too, or the URL cannot be used.
+        InvalidArgumentError: a backend or precision is given, too, or the URL cannot be used.
     """
-    # REGROUP
-
     for option, value, default in (("--backend", backend, "auto"), ("--precision", precision, "exact")):
         if value != default:
             raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a server, beside the errors that an in-process scorer raises too."""
+"""Errors of a client beside those of an in-process scorer, and the error that each answer stands for."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class ServerError(IndexerError):
 
 
 class BusyError(ServerError):
-    """The server, or a proxy before it, had no place for as long as the client may wait. Nothing was done."""
+    """The server, or a proxy before it, stayed busy for as long as the client waits. Nothing was done."""
 
 
 class NotReadyError(ServerError):
-    """The server warms up or is being shut down, or a proxy has no server. Nothing was done."""
+    """The server warms up or shuts down, or a proxy has no server. Nothing was done."""
 
 
 class DeadlineError(ServerError):
@@ -42,7 +42,7 @@ class DeadlineError(ServerError):
 
 
 class AuthError(ServerError):
-    """The token is missing or wrong, or the server serves its own machine only."""
+    """The token is missing or wrong, or the server serves only its own machine."""
 
 
 class TooManySequencesError(ServerError):
@@ -77,7 +77,7 @@ class ServerTimeoutError(ServerConnectionError, TimeoutError):
     """No answer in time."""
 
 
-# An error answer of the server as the exception that an in-process call would raise.
+# ---- Error answers ----
 
 _SHOWN_CHARS = 200
 _PLAIN: Mapping[str, type[ServerError]] = {
@@ -98,11 +98,11 @@ _REFUSALS: Mapping[int, type[ServerError]] = {429: BusyError, 503: NotReadyError
 
 
 def error_of(status: int, headers: Mapping[str, str], body: bytes | bytearray) -> IndexerError:
-    """The exception that an answer stands for.
+    """Returns the exception that an answer stands for.
 
     Args:
         status: HTTP status, not of success.
-        headers: of the answer, their names in lower case or found in any.
+        headers: of the answer; names in lower case, or a case-insensitive mapping.
         body: the whole body.
     """
     problem = _problem(headers.get("content-type", ""), body)
@@ -122,7 +122,7 @@ def error_of(status: int, headers: Mapping[str, str], body: bytes | bytearray) -
 
 
 def _named(kind: str, problem: Mapping[str, Any]) -> IndexerError | None:
-    """The exception of a kind that an in-process scorer knows."""
+    """Returns the exception of a kind that an in-process scorer raises, too."""
     if kind == "unknown-sequence":
         return UnknownSequenceError(_text(problem, "value"))
     if kind == "out-of-pages":

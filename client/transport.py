@@ -1,4 +1,4 @@
-"""How a client reaches its server: checked URL, headers, timeouts. Shared by both clients."""
+"""What both clients share apart from I/O: the checked connection settings, and the retry policy."""
 
 from __future__ import annotations
 
@@ -17,25 +17,34 @@ from client.errors import BusyError, NotReadyError, ServerConnectionError, Serve
 from kernel.errors import IndexerError, InvalidArgumentError
 
 DEFAULT_URL = "http://127.0.0.1:8421"
-"""Where a server listens that was told nothing else."""
+"""Where a server listens by default."""
 DEFAULT_TIMEOUT = 60.0
-"""Seconds without any progress after which a call is given up."""
+"""Seconds without progress after which a call fails."""
 DEFAULT_RETRY_SECONDS = 30.0
-"""Most seconds that a call waits for a busy server."""
+"""Longest time that a call waits for a busy server, seconds."""
 CONNECT_SECONDS = 5.0
 """Seconds to connect."""
+MAX_RESENT = 3
+"""Times that a call is resent after a lost answer: a server that drops connections may have executed it each
+time."""
 _MAX_PORT = 65535
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
+"""Bounds of the exponential backoff, seconds, whatever the server hints."""
+_JITTER = 0.25
+"""Largest random part added to a wait, so that clients refused together come back apart."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
 class Connection:
-    """Where to, as whom, and for how long.
+    """URL, token and timeouts of a client, checked.
 
     Args:
         url: the server's root, ``http`` or ``https``; a path is the prefix that a proxy serves it under.
         token: bearer token.
-        timeout: seconds without any progress after which a call is given up.
-        retry_seconds: most seconds that a call waits for a busy server; 0: it is asked once.
+        timeout: seconds without progress after which a call fails.
+        retry_seconds: longest time that a call waits for a busy server; 0: no retries.
 
     Raises:
         InvalidArgumentError: one of them cannot be used.
@@ -83,17 +92,17 @@ class Connection:
 
     @staticmethod
     def check_open(closed: bool) -> None:
-        """Refuse to use a client that was closed.
+        """Refuses the use of a closed client.
 
         Raises:
-            InvalidArgumentError: it was.
+            InvalidArgumentError: it is closed.
         """
         if closed:
             limit = "must be open: close() and the end of a with block end it"
             raise InvalidArgumentError("client", "closed", limit, "make another one")
 
     def options(self) -> dict[str, Any]:
-        """Arguments of an httpx client."""
+        """Returns the arguments of an httpx client."""
         headers = {"Accept-Encoding": "identity", "User-Agent": "nvfp4-indexer"}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
@@ -101,7 +110,7 @@ class Connection:
             "base_url": self.url,
             "headers": headers,
             "timeout": httpx.Timeout(self.timeout, connect=min(CONNECT_SECONDS, self.timeout)),
-            "follow_redirects": False,  # a token goes nowhere but where it was meant for
+            "follow_redirects": False,  # the token goes to no other host
             "trust_env": not self._is_loopback,  # no proxy can reach this machine's loopback
         }
 
@@ -122,30 +131,17 @@ class Connection:
             ) from error
 
 
-# When a call is sent again, and after how long. No I/O: both clients follow it.
+class RetryPolicy(Generic[T]):
+    """Decides after each attempt at a call: result, error, or another attempt. No I/O.
 
-T = TypeVar("T")
-
-MAX_RESENT = 3
-"""Times that a call is sent again after a lost answer: a server that drops connections may well have done its
-work each time."""
-_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0
-"""Seconds: the least wait doubles from one to the other, whatever the server hints."""
-_JITTER = 0.25
-"""Part of a wait by which it may be longer, so that clients that were refused together come back apart."""
-
-
-class Tries(Generic[T]):
-    """The attempts at one call.
-
-    Refusals that say that nothing was done (429, 503; of a proxy with Retry-After) are waited out, as long
-    as the server hints, for any call. A lost answer (the connection broke after the request was sent) leaves
-    open whether the call was executed, so it is sent again only if that does no harm, and only
-    :data:`MAX_RESENT` times. Nothing else is tried again.
+    Refusals without effect (429, 503; from a proxy with Retry-After) are retried after the time that the
+    server hints, for any call. After a lost answer (the connection broke once the request was sent) a call
+    may have been executed: only a repeatable one is resent, at most :data:`MAX_RESENT` times. Nothing else is
+    retried.
 
     Args:
         call: the call.
-        seconds: most time to spend waiting between attempts.
+        seconds: longest time to wait between attempts, all of them together.
     """
 
     def __init__(self, call: Call[T], seconds: float) -> None:
@@ -157,11 +153,11 @@ class Tries(Generic[T]):
 
     @property
     def result(self) -> T:
-        """The result, once :meth:`take` returned None."""
+        """The result, once :meth:`wait_after` returned None."""
         return self._results[0]
 
-    def take(self, outcome: Reply | httpx.TransportError) -> float | None:
-        """Judge an attempt: None if there is a result, else the seconds to wait before the next one.
+    def wait_after(self, outcome: Reply | httpx.TransportError) -> float | None:
+        """Returns the seconds to wait before the next attempt, or None if this one gave the result.
 
         Raises:
             IndexerError: the call failed.
@@ -209,7 +205,7 @@ class Tries(Generic[T]):
 
 
 def _hint(reply: Reply) -> float:
-    """Seconds that a refusal asks to wait: its body's number, which is finer than the header's."""
+    """Returns the wait that a refusal hints, seconds; its body is finer than its header."""
     try:
         hint = json.loads(reply.body)["retry_after_seconds"]
     except (ValueError, KeyError, TypeError):
