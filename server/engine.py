@@ -53,8 +53,7 @@ class LiveSequence:
 
     id: str
     scorer_id: int
-    length: int
-    """Tokens."""
+    length: int  # tokens
 
 
 class SequenceTable:
@@ -186,9 +185,8 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         config, ranks = settings.indexer_config(), settings.context_parallel
-        self.scorer = (
-            IndexScorer(config) if ranks == 1 else LeadingScorer(config, ranks, settings.rank_seconds)
-        )
+        seconds = settings.rank_seconds
+        self.scorer = IndexScorer(config) if ranks == 1 else LeadingScorer(config, ranks, seconds)
         self.cases = CaseScorer(self.scorer)
         self.sequences = SequenceTable(settings)
         self.records: dict[str, CallRecord] = {}

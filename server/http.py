@@ -263,12 +263,8 @@ class RequestLayer:
 
 
 def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            given = value.decode("latin-1")
-            if _REQUEST_ID.fullmatch(given):
-                return str(given)
-    return secrets.token_hex(8)
+    given = (value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id")
+    return next(filter(_REQUEST_ID.fullmatch, given), None) or secrets.token_hex(8)
 
 
 # ---- Access ----

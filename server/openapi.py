@@ -54,7 +54,6 @@ _PROBLEM_SCHEMA: dict[str, Any] = {
 
 _FILE = {"schema": {"type": "string", "format": "binary"}}
 _ROW = [0.0] * (HEAD_DIM - 1) + [1.0]
-_CASE_EXAMPLE = {"index_q": [[_ROW]], "index_k": [_ROW, _ROW], "topk": 1, "local_blocks": 0}
 
 
 def _body(description: str, model: type, example: object) -> dict[str, Any]:
@@ -77,7 +76,7 @@ CASE_BODY = _body(
     f"[num_pages, {PAGE_BYTES}] U8 with `block_table` [batch, max_blocks] I32; metadata `format`, `version`, "
     "`init_blocks`, `local_blocks`, `topk`, `source`. Or, for small calls, JSON.",
     CaseJson,
-    _CASE_EXAMPLE,
+    {"index_q": [[_ROW]], "index_k": [_ROW, _ROW], "topk": 1, "local_blocks": 0},
 )
 KEYS_BODY = _body(
     f"A safetensors container with one tensor `index_k` [n, {HEAD_DIM}], BF16, F16 or F32, finite. Or JSON.",
