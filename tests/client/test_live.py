@@ -301,7 +301,7 @@ def test_a_warming_server_is_waited_for_and_a_gone_one_is_told() -> None:
         client.append_keys(sequence, normals(1, 128), start=0)
 
 
-# Remote work needs no torch.
+# ---- Remote work needs no torch ----
 
 USE = """
 import sys

@@ -298,7 +298,7 @@ def test_every_public_name_is_there() -> None:
         client_package.Session  # noqa: B018
 
 
-# When a call is sent again: never where that could do something twice, never for ever.
+# ---- Retries: never where a call could be executed twice, never without end ----
 
 SEQUENCE = {"id": "aa", "length": 3, "blocks": 1}
 KEYS = normals(3, 128)

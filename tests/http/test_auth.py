@@ -152,7 +152,7 @@ def test_no_address_but_loopback_without_a_token() -> None:
         Settings(backend="none")
 
 
-# Connections beyond the limit, and bytes that are not HTTP: problems, too, and nothing of them stays.
+# ---- Connection limit, header timeout, and bytes that are not HTTP ----
 
 LIMIT = 5
 

@@ -230,7 +230,7 @@ def _keys(count: int) -> bytes:
     return b"".join(encode_keys(normals(count, 128)))
 
 
-# Mixed load at the queue's limit: no answer lost, doubled or mixed up, and memory flat.
+# ---- Mixed load at the queue's limit: no answer lost, doubled or mixed up, memory flat ----
 
 CLIENTS = 16
 PLACES = 8

@@ -132,7 +132,7 @@ def test_the_limit_is_exact_for_cases(tight: httpx.Client) -> None:
         assert_problem(reply, 422, "invalid-argument", "index_q")
 
 
-# Bodies that are broken on purpose: always a problem that names something, never a 500, never a change.
+# ---- Malformed bodies: always a problem that names the argument, never a 500, never a change ----
 
 CASE = encode_case(random_case(((200, 3), (1, 1)), 2))
 KEYS = b"".join(encode_keys(normals(5, 128)))

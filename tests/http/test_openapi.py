@@ -97,7 +97,7 @@ def test_schemathesis_finds_nothing(server: LiveServer, tmp_path: Path) -> None:
     assert server.process.poll() is None
 
 
-# The page in a real browser: everything on it, and the score map with its selection.
+# ---- The page in a real browser ----
 
 FLAGS = (
     "--headless",
@@ -190,7 +190,7 @@ def test_a_call_without_scores_shows_its_selection(
     assert 'data-picked="18"' in canvases[0]
 
 
-# A random mix of calls over HTTP leaves what the same calls leave in an in-process scorer, bit for bit.
+# ---- A random mix of calls leaves the same state, bit for bit, as in an in-process scorer ----
 
 HEADS = 4
 
