@@ -37,8 +37,11 @@ $(TRITON)/.ready: requirements-triton.lock $(READY)
 	$(BIN)/pip install --quiet --upgrade --no-deps --target $(TRITON) -r requirements-triton.lock
 	touch $@
 
-test: lint $(TRITON)/.ready ## lint and the whole test suite but the nightly sweeps
-	$(BIN)/python -m pytest -n auto -m "not nightly"
+# lint runs beside the tests, which leave a core idle at their start and end; its output comes last
+test: $(READY) $(TRITON)/.ready ## lint and the whole test suite but the nightly sweeps
+	@mkdir -p out; $(MAKE) --no-print-directory lint >out/lint.txt 2>&1 & lint=$$!; \
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not nightly"; tests=$$?; \
+	wait $$lint; linted=$$?; cat out/lint.txt; exit $$((tests ? tests : linted))
 
 nightly: $(READY) $(TRITON)/.ready ## the slow sweeps, and the contract through the kernel library
 	$(BIN)/python -m pytest -n auto -m nightly

@@ -22,11 +22,12 @@ if _workers > 1:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the session, and the workers that inherit its environment, a folder for compiled kernels."""
-    if compiled.FOLDER not in os.environ:
+    """Give the session, and the workers that inherit its environment, a folder to share."""
+    if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory()
         config.add_cleanup(folder.cleanup)
-        os.environ[compiled.FOLDER] = folder.name
+        os.environ[compiled.SESSION] = folder.name
+        os.environ.setdefault(compiled.FOLDER, folder.name)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernel.backends.base import Backend
+from tests.contract import simulated
 from tests.support.calls import RAGGED, Call, cumulative, random_call
 from tests.support.compare import assert_same_bits, scores_of, selection_of
 
@@ -69,10 +70,10 @@ def test_rows_do_not_depend_on_their_batch(backend: Backend) -> None:
 
 
 def test_repeated_runs_give_the_same_bytes(backend: Backend) -> None:
-    """No atomics, no races: five runs, one result."""
+    """No atomics, no races: five runs, one result; of the simulated device, whose order is fixed, two."""
     call = random_call(RAGGED, 4, seed=43, values="inexact").forcing(0, 1)
     scores, ids = scores_of(backend, call), selection_of(backend, call, 16)
-    for _ in range(4):
+    for _ in range(1 if backend.name == simulated.NAME else 4):
         assert_same_bits(scores_of(backend, call), scores)
         assert_same_bits(selection_of(backend, call, 16), ids)
 

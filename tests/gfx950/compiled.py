@@ -1,8 +1,8 @@
 """Compiled kernels, their reports and a library of them: each is made once in a test session.
 
 Kernels are read from NAME.s in the folder that NVFP4_INDEXER_TEST_ASSEMBLY names; a missing one is compiled
-into it. Where the variable is not set, the workers of a test session share a temporary folder. Tests and
-mutation campaigns that only interpret the assembly run from saved files, without FlyDSL.
+into it. Where the variable is not set, it is a folder of the test session. Tests and mutation campaigns that
+only interpret the assembly run from saved files, without FlyDSL.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import Any, TypeVar
 
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.geometry import KeyType, Layout, Variant
@@ -28,20 +28,17 @@ from kernel.gfx950.report.prefill import KernelReport, report_kernel
 from kernel.gfx950.report.work import WorkReport, report_insert, report_topk
 
 FOLDER = "NVFP4_INDEXER_TEST_ASSEMBLY"
+SESSION = "NVFP4_INDEXER_TEST_SESSION"
+"""Names the folder that the workers of a test session share."""
+Made = TypeVar("Made")
 
 
 def assembly(name: str) -> str:
     """A kernel's assembly text."""
     path = Path(os.environ[FOLDER], f"{name}.s")
-    if path.is_file():
-        return path.read_text()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.is_file():
-            written = path.with_suffix(".new")
-            written.write_text(compile_kernel(name))
-            written.replace(path)
+    with _made_once(path) as missing:
+        if missing is not None:
+            missing.write_text(compile_kernel(name))
     return path.read_text()
 
 
@@ -51,48 +48,70 @@ def kernel(name: str) -> Kernel:
     return parse_program(assembly(name)).kernels[name]
 
 
+def shared(name: str, make: Callable[[], Made]) -> Made:
+    """What ``make`` returns to the first worker of the session that asks; the others unpickle it."""
+    path = Path(os.environ[SESSION], f"{name}.pickle")
+    with _made_once(path) as missing:
+        if missing is not None:
+            missing.write_bytes(pickle.dumps(make()))
+    made: Made = pickle.loads(path.read_bytes())  # noqa: S301  written above
+    return made
+
+
+@contextmanager
+def _made_once(path: Path) -> Iterator[Path | None]:
+    """Where to write what ``path`` is to hold, None where it is there. One process at a time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_file():
+            yield None
+            return
+        written = path.with_name(f"{path.name}.new")
+        yield written
+        written.replace(path)
+
+
 @cache
 def report(heads: int) -> KernelReport:
     """The report on a prefill scorer."""
     name = geometry.prefill_name(heads)
-    return report_kernel(assembly(name), name, heads)
+    return shared(f"report of {name}", lambda: report_kernel(assembly(name), name, heads))
 
 
 @cache
 def decode_report(heads: int, layout: Layout) -> DecodeReport:
     """The report on a decode scorer."""
     name = geometry.decode_name(heads, layout)
-    return report_decode(assembly(name), name, heads, layout)
+    return shared(f"report of {name}", lambda: report_decode(assembly(name), name, heads, layout))
 
 
 @cache
 def work_report(kernel: Variant | KeyType) -> WorkReport:
     """The report on a top-k or insert kernel."""
     if isinstance(kernel, Variant):
-        return report_topk(assembly(kernel.name), kernel)
+        return shared(f"report of {kernel.name}", lambda: report_topk(assembly(kernel.name), kernel))
     name = geometry.insert_name(kernel)
-    return report_insert(assembly(name), name, kernel)
+    return shared(f"report of {name}", lambda: report_insert(assembly(name), name, kernel))
 
 
-# A kernel library of the kernels that tests launch, exported once in a test session.
+# ---- A kernel library of the kernels that tests launch ----
 
 KERNELS = ("score_prefill_h4", "score_decode_h4", "topk_scan_k16", "topk_group_k16_b1024", "insert_bf16")
 
 
-def library(session: pytest.TempPathFactory) -> Path:
-    """The library's path; workers of a session share what one of them exported."""
-    folder = session.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    with (folder / "kernel_library.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        path = folder / "kernel_library" / FILE_NAME
-        if not path.is_file():
-            assert export_library(path.parent, KERNELS) == (path, list(KERNELS))
+def library() -> Path:
+    """The library's path."""
+    path = Path(os.environ[SESSION], "kernel_library", FILE_NAME)
+    with _made_once(path) as missing:
+        if missing is not None:
+            exported = export_library(missing.with_name("exported"), KERNELS)
+            assert exported == (missing.with_name("exported") / FILE_NAME, list(KERNELS))
+            exported[0].replace(missing)
     return path
 
 
-# Figures of the compiled kernels against ``kernel_limits.json``: none may get worse.
+# ---- Figures of the compiled kernels against ``kernel_limits.json``: none may get worse ----
 #
 # A change that makes a figure better should lower its limit, with what ``nvfp4-indexer kernel report --json``
 # says. Every clock is a prediction.

@@ -144,7 +144,7 @@ def run_lanes(
     )
 
 
-# Small kernels in assembly text, for what reads instructions and runs none.
+# ---- Small kernels in assembly text, for what reads instructions and runs none ----
 
 
 def kernel_of(body: str) -> Kernel:

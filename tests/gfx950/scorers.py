@@ -1,15 +1,18 @@
-"""Runs the prefill scorer through FlyDSL's launcher on the simulated device."""
+"""Runs the prefill and decode scorers through FlyDSL's launchers on the simulated device."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import pytest
 import torch
 
 from kernel.backends.flydsl.geometry import Layout
 from kernel.backends.flydsl.launch import DecodeLauncher, PrefillLauncher
+from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import Schedule
 from kernel.gfx950.hip import SimulatedDevice, simulated_device
 from kernel.plan import MAXIMA_BLOCKS
@@ -18,6 +21,15 @@ from tests.support.compare import assert_same_bits, oracle_scores
 
 POISON = float("nan")
 """What outputs hold before a launch: no score is NaN."""
+
+
+def heads_in_turn(values: Iterable[Any]) -> list[Any]:
+    """Pairs of ``heads`` and a value; heads take turns, and the other pairs of a value are nightly."""
+    return [
+        pytest.param(heads, value, marks=() if at % 3 == turn else pytest.mark.nightly)
+        for at, value in enumerate(values)
+        for turn, heads in enumerate(SUPPORTED_HEADS)
+    ]
 
 
 @contextmanager
@@ -47,8 +59,8 @@ def scored(
     width = batch.num_score_blocks if columns is None else columns
     scores = torch.full((call.num_heads, call.total_q, width), POISON)
     groups = torch.full((*scores.shape[:2], -(-width // MAXIMA_BLOCKS)), POISON) if maxima else None
-    with device_with(compute_units, schedule) as device:
-        launcher(device)(batch, scores, groups)
+    with device_with(compute_units, schedule):
+        launcher()(batch, scores, groups)
     return scores, groups
 
 
@@ -59,17 +71,13 @@ def group_maxima(scores: torch.Tensor) -> torch.Tensor:
     return padded.view(*padded.shape[:2], padded.shape[2] // MAXIMA_BLOCKS, MAXIMA_BLOCKS).amax(-1)
 
 
-_launchers: list[PrefillLauncher] = []
-
-
-def launcher(device: SimulatedDevice) -> PrefillLauncher:
+@functools.cache
+def launcher() -> PrefillLauncher:
     """One launcher for all tests: it keeps its compiled kernels."""
-    if not _launchers:
-        _launchers.append(PrefillLauncher(device))
-    return _launchers[0]
+    return PrefillLauncher(simulated_device())
 
 
-# Runs the decode scorer through FlyDSL's launcher on the simulated device.
+# ---- The decode scorer ----
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,15 @@ from kernel.errors import DeviceUnavailableError, LaunchError
 from kernel.gfx950 import SCHEDULES, RaceError, Schedule
 from kernel.gfx950.hip import simulated_device
 from kernel.gfx950.report.model import resources
-from tests.gfx950.scorers import POISON, assert_exact, decode_launcher, decoded, device_with, group_maxima
+from tests.gfx950.scorers import (
+    POISON,
+    assert_exact,
+    decode_launcher,
+    decoded,
+    device_with,
+    group_maxima,
+    heads_in_turn,
+)
 from tests.support.calls import (
     COLUMNS,
     CPU,
@@ -37,13 +46,12 @@ EDGES = (0, 1, 2, 63, 64, 126, 127, 128, 129, 255, 256, 383)
 FORCED = ((0, 0), (1, 1), (3, 2), (0, 3), (2, 0), (1, 2))
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize(("init_blocks", "local_blocks"), FORCED)
-def test_scores_equal_the_oracle(heads: int, init_blocks: int, local_blocks: int) -> None:
+@pytest.mark.parametrize(("heads", "forced"), heads_in_turn(FORCED))
+def test_scores_equal_the_oracle(heads: int, forced: tuple[int, int]) -> None:
     """Ragged batches on permuted pages, every cell written, sentinels and -inf included."""
     most = MAX_ROWS // heads
     lengths = [(900, most), (0, 0), (2432, 1), (300, 0), (129, 1), (130, min(3, most)), (1, 1)]
-    assert_exact(random_call(lengths, heads, seed=heads).forcing(init_blocks, local_blocks), compute_units=2)
+    assert_exact(random_call(lengths, heads, seed=heads).forcing(*forced), compute_units=2)
 
 
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
@@ -55,8 +63,7 @@ def test_every_number_of_queries_about_the_edges_of_blocks(heads: int) -> None:
         assert_same_bits(decoded(call, compute_units=1, maxima=queries % 2 == 0)[0], expected)
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize("first", [0, 64])
+@pytest.mark.parametrize(("heads", "first"), heads_in_turn([0, 64]))
 def test_the_diagonal_is_exact_at_every_position(heads: int, first: int) -> None:
     """A request for each ``prefix mod 128``; one key too many or too few shows in every row."""
     most = MAX_ROWS // heads
@@ -172,7 +179,7 @@ def test_no_grid_is_larger_than_its_work_or_the_device() -> None:
     assert grid_log2(1025, 8192, False, 32) == 6
 
 
-# A decode launch is fit for capture: one launch, fixed by shapes and addresses, serves any lengths.
+# ---- A decode launch is fit for capture: fixed by shapes and addresses, it serves any lengths ----
 
 
 class Buffers(StepBuffers):
@@ -218,9 +225,7 @@ def test_steps_of_any_lengths_are_one_launch(heads: int) -> None:
     assert len(launches) == 1
 
 
-# Lengths, offsets and ids that a captured launch cannot refuse: nothing is touched out of bounds.
-#
-# The simulated device faults on any access outside the tensors of a launch.
+# ---- Lengths, offsets and ids that a captured launch cannot refuse: no access is out of bounds ----
 
 LEAST, MOST = -(2**31), 2**31 - 1
 HOSTILE_COLUMNS, TOKENS, BATCH = 6, 9, 9
@@ -244,11 +249,12 @@ def hostile(heads: int, local_blocks: int) -> tuple[Call, ScoreBatch, DeviceRequ
     return good, replace(good.batch(), q=queries, block_table=table), requests
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize("local_blocks", [0, 1])
-@pytest.mark.parametrize("wants_maxima", [False, True])
-def test_nothing_leaves_the_buffers(heads: int, local_blocks: int, wants_maxima: bool) -> None:
+@pytest.mark.parametrize(
+    ("heads", "local_and_maxima"), heads_in_turn(itertools.product((0, 1), (False, True)))
+)
+def test_nothing_leaves_the_buffers(heads: int, local_and_maxima: tuple[int, bool]) -> None:
     """Whatever the others hold, the legal request's row is exact."""
+    local_blocks, wants_maxima = local_and_maxima
     legal, batch, requests = hostile(heads, local_blocks)
     scores = torch.full((heads, TOKENS, HOSTILE_COLUMNS), POISON)
     maxima = torch.full((heads, TOKENS, 1), POISON) if wants_maxima else None
@@ -280,11 +286,11 @@ def test_every_number_may_be_anything(seed: int) -> None:
                 raise
 
 
-# The decode scorer whose pages go through LDS by DMA: the same bits, whenever a DMA lands.
+# ---- Pages through LDS by DMA: the same bits, whenever a DMA lands ----
 
 
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-def test_scores_equal_the_oracle_decode_staged(heads: int) -> None:
+def test_staged_scores_equal_the_oracle(heads: int) -> None:
     """Every number of blocks of a tail, the diagonal, sentinels, shares that end inside requests."""
     most = MAX_ROWS // heads
     lengths = [(900, most), (0, 0), (2432, 1), (129, 1), (1, 1), (640, 1), (384, 1)]
@@ -305,13 +311,13 @@ def test_every_order_of_waves_and_landing_of_dma_gives_the_same_bytes(schedule: 
     assert_exact(call, schedule=schedule, compute_units=1, layout="staged")
 
 
-def test_every_scale_byte_is_scored_decode_staged() -> None:
+def test_every_scale_byte_is_scored_staged() -> None:
     call = random_call([(400, 2), (1100, 1)], 4, seed=5, values="bytes")
     assert_exact(call, compute_units=1, layout="staged")
 
 
 @pytest.mark.parametrize("compute_units", [1, 2, 8])
-def test_scores_and_maxima_depend_on_no_split_decode_staged(compute_units: int) -> None:
+def test_staged_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
     lengths = [(10_900, 2), (2047, 1), (2049, 1), (70, 1)]
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units, layout="staged")
 

@@ -55,7 +55,7 @@ def test_too_few_arguments() -> None:
         kernarg_segment(METADATA, address, (1, 1, 1), (64, 1, 1))
 
 
-# The metadata decoder against the format's own encodings, and against every way to cut them short.
+# ---- The metadata decoder against the format's own encodings, and against every way to cut them short ----
 
 CASES: list[tuple[str, Value]] = [
     ("00", 0),

@@ -128,7 +128,7 @@ def test_another_device_is_refused() -> None:
         registry.create("flydsl-sim", "cuda")
 
 
-# The example of docs/gfx950-simulation.md runs as it stands.
+# ---- The example of docs/gfx950-simulation.md runs as it stands ----
 
 
 def test_the_example_runs(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_the_simulated_device_refuses_another_architecture(
         SimulatedDevice().prepare()
 
 
-# A module that fails to load: FlyDSL never tries again, so it is tried in a process of its own.
+# ---- A module that fails to load: FlyDSL never tries again, so it is tried in a process of its own ----
 
 MODULE_LOAD_PROGRAM = """
 import json, sys

@@ -532,7 +532,7 @@ def every_operation() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "suffix", "count", "lane"), every_operation())
-def test_every_lane_interpreter_vector_integer(name: str, suffix: str, count: int, lane: Lane) -> None:
+def test_every_lane_of_integers(name: str, suffix: str, count: int, lane: Lane) -> None:
     sources = ", ".join(f"v{at + 10}" for at in range(count))
     for seed, exec_mask in ((1, (1 << 64) - 1), (2, 0xF0F0_0000_FFFF_0001)):
         check(f"{name}{suffix} v5, {sources}", lane, integer_operands(count, seed), exec_mask)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import (
     SCHEDULES,
     BarrierError,
@@ -22,6 +21,7 @@ from kernel.gfx950 import (
 )
 from kernel.gfx950.parse import parse_instruction
 from tests.gfx950.one_wave import launch
+from tests.gfx950.scorers import heads_in_turn
 from tests.mutation.campaign import Campaign
 from tests.mutation.campaigns import prefill
 from tests.mutation.mutants import Mutant, mutated
@@ -196,7 +196,7 @@ def test_the_message_says_which_load() -> None:
         run_text("global_load_dword v10, v1, s[4:5]\nv_mov_b32_e32 v11, v10")
 
 
-# Races on LDS and on global memory, and what orders accesses so that they are none.
+# ---- Races on LDS and on global memory, and what orders accesses so that they are none ----
 
 RACE_START = """
     s_load_dwordx4 s[4:7], s[0:1], 0x0
@@ -368,7 +368,7 @@ def test_waves_that_end_while_others_wait() -> None:
         run_races("s_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\ns_barrier\n.LBB0_1:")
 
 
-# Waves may come in any order: the prefill scorer writes the same bytes, and a race in it is seen.
+# ---- Waves in any order: the prefill scorer writes the same bytes, and a race in it is seen ----
 
 ORDERS = (
     *SCHEDULES,
@@ -376,9 +376,8 @@ ORDERS = (
 )
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize("case", ["unaligned", "aligned", "forced", "decode"])
-def test_every_order_of_waves_writes_the_same_bytes(case: str, heads: int) -> None:
+@pytest.mark.parametrize(("heads", "case"), heads_in_turn(["unaligned", "aligned", "forced", "decode"]))
+def test_every_order_of_waves_writes_the_same_bytes(heads: int, case: str) -> None:
     """Each order gives the oracle's bits, in cells that a launch owns and in none else."""
     found = prefill(heads)
     launches = [launch for launch in found.launches if launch.case.name == case]
@@ -398,8 +397,7 @@ def test_without_a_barrier_some_launch_races(schedule: Schedule) -> None:
             _run_all(_launches_through(found, at), kernel, schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+@pytest.mark.parametrize(("heads", "schedule"), heads_in_turn(SCHEDULES))
 def test_two_waves_that_write_one_lds_byte_race(heads: int, schedule: Schedule) -> None:
     """Entry ``lane`` of the LUT instead of entry ``thread``: all waves write the same bytes."""
     found = prefill(heads)

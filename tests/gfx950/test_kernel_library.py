@@ -39,8 +39,8 @@ MIXED = ((300, 45), (129, 1), (1, 1), (641, 2))
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled.library(tmp_path_factory)
+def library() -> Path:
+    return compiled.library()
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_the_command_exports_every_kernel(tmp_path: Path, monkeypatch: pytest.Mo
             assert_same_bits(scores_of(backend(), call, decode=decode), scores_of(ReferenceBackend(), call))
 
 
-# Making the kernel library where something is wrong: named, and a library that is there stays.
+# ---- Making the kernel library where something is wrong: named, and a library that is there stays ----
 
 
 @pytest.mark.parametrize("kernels", [("score_prefill_h4", "score_prefil_h2"), ()])
@@ -436,11 +436,11 @@ def test_a_compiler_that_fails_to_link(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_library_that_is_in_use_is_replaced_at_once(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process keeps what it loaded, and refuses the new one: the dynamic loader would mix the two up."""
     path = tmp_path / FILE_NAME
-    shutil.copy(compiled.library(tmp_path_factory), path)
+    shutil.copy(compiled.library(), path)
     monkeypatch.setenv(VARIABLE, str(path))
     backend = FlydslBackend("flydsl-sim", simulated_device(), "exact")
     assert export_library(tmp_path, ["insert_fp16"]) == (path, ["insert_fp16"])

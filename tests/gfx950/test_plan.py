@@ -273,7 +273,7 @@ def test_longest_context_is_balanced_over_the_slots_of_each_die(queries: int) ->
     assert dealt_makespan(costs, slots=512, xcds=8) <= 1.02 * sum(costs) / 512
 
 
-# Cached plans are those that planning gives, for every argument, in bounded memory.
+# ---- Cached plans are those that planning gives, for every argument, in bounded memory ----
 
 REQUESTS = (Request(0, 0, 300, 5000), Request(1, 300, 7, 700))
 OPTIONS: dict[str, Any] = {

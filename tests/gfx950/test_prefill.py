@@ -10,7 +10,7 @@ import torch
 
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
-from tests.gfx950.scorers import POISON, device_with, group_maxima, launcher, scored
+from tests.gfx950.scorers import POISON, device_with, group_maxima, heads_in_turn, launcher, scored
 from tests.support.calls import CPU, RAGGED, random_call, sparse_pages, sparse_scores, staircase_call
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
 
@@ -18,11 +18,10 @@ RAGGED_LONG = ((900, 140), (0, 0), (2432, 20), (300, 0), (129, 1))
 """Tiles of several waves, 19 blocks, requests without queries or keys."""
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize(("init_blocks", "local_blocks"), [(0, 0), (1, 1), (2, 2), (0, 2), (2, 0)])
-def test_scores_equal_the_oracle(heads: int, init_blocks: int, local_blocks: int) -> None:
+@pytest.mark.parametrize(("heads", "forced"), heads_in_turn([(0, 0), (1, 1), (2, 2), (0, 2), (2, 0)]))
+def test_scores_equal_the_oracle(heads: int, forced: tuple[int, int]) -> None:
     """Ragged batches on permuted pages, every cell written, sentinels and -inf included."""
-    call = random_call(RAGGED_LONG, heads, seed=heads).forcing(init_blocks, local_blocks)
+    call = random_call(RAGGED_LONG, heads, seed=heads).forcing(*forced)
     scores, _ = scored(call, compute_units=4)
     assert_same_bits(scores, oracle_scores(call))
 
@@ -42,8 +41,9 @@ def test_inexact_scores_lie_within_the_bound(heads: int) -> None:
     assert_within_bounds(scores, call, "exact")
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-@pytest.mark.parametrize("prefix", [0, 1, 15, 16, 33, 63, 70, 90, 111, 112, 126, 127, 128])
+@pytest.mark.parametrize(
+    ("heads", "prefix"), heads_in_turn([0, 1, 15, 16, 33, 63, 70, 90, 111, 112, 126, 127, 128])
+)
 def test_the_diagonal_is_exact_at(heads: int, prefix: int) -> None:
     """Whole tiles behind prefixes about the edges of blocks, whose diagonals start in every M-tile."""
     queries = 512 // heads
@@ -83,8 +83,8 @@ def test_only_the_rows_of_the_requests_are_written() -> None:
     call = random_call([(200, 20), (500, 30), (100, 7)], 4, seed=10)
     batch = call.batch()
     storage = torch.full((57, 4, 7), POISON)
-    with device_with(2) as device:
-        launcher(device)(batch.subset(batch.requests[1:2]), storage.permute(1, 0, 2)[:, :, 1:6])
+    with device_with(2):
+        launcher()(batch.subset(batch.requests[1:2]), storage.permute(1, 0, 2)[:, :, 1:6])
     expected = oracle_scores(call, 5)
     rows = slice(20, 50)
     assert_same_bits(storage[rows, :, 1:6].permute(1, 0, 2), expected[:, rows])
@@ -119,8 +119,8 @@ def test_score_offsets_beyond_4_gib() -> None:
     """The last rows of a score buffer of 4.1 GiB."""
     call = random_call([(300, 12)], 4, seed=14)
     scores = sparse_scores((4, 33_000, 8192), CPU)[:, -12:]
-    with device_with() as device:
-        launcher(device)(call.batch(), scores[:, :, :3])
+    with device_with():
+        launcher()(call.batch(), scores[:, :, :3])
     assert_same_bits(scores[:, :, :3], oracle_scores(call))
 
 

@@ -162,7 +162,7 @@ def test_loops_that_share_a_header_are_one() -> None:
     assert sorted(loop.body) == [0, 1, 3, 4]
 
 
-# Roles of a kernel's loops, from traces of waves whose blocks are known.
+# ---- Roles of a kernel's loops, from traces of waves whose blocks are known ----
 
 ROLLED = """
 .LBB0_3:
@@ -290,7 +290,7 @@ def test_what_does_not_fit_is_an_error(blocks: Mapping[int, Sequence[str]], mess
         find_trips(run_of(kernel_of(LOOPS_OF_THEIR_OWN), blocks))
 
 
-# The replay on trips whose clocks can be worked out by hand.
+# ---- The replay on trips whose clocks can be worked out by hand ----
 
 CLOSE = 0.03
 """Relative; phases and the loop's ends leave a few clocks."""

@@ -124,7 +124,7 @@ def test_rows_at_the_end_of_4_9_gib_of_scores() -> None:
         assert_same_bits(block_ids[2:], expected)
 
 
-# Selection in pieces of bounded memory: every row once, and the ids that the oracle gives.
+# ---- Selection in pieces of bounded memory: every row once, and the ids that the oracle gives ----
 
 
 @pytest.mark.parametrize("order", ["score", "block"])

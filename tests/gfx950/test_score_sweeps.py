@@ -1,4 +1,4 @@
-"""Sweeps of the gfx950 prefill scorer that take too long for every commit."""
+"""Sweeps of the gfx950 scorers that take too long for every commit."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_a_chunked_prefill_gives_the_same_rows(heads: int) -> None:
         start = end
 
 
-# Sweeps of the gfx950 decode scorer that take too long for every commit.
+# ---- Decode ----
 
 
 @pytest.mark.parametrize("heads", SUPPORTED_HEADS)
 @pytest.mark.parametrize("first", range(0, 128, 32))
-def test_every_prefix_decode_sweep(heads: int, first: int) -> None:
+def test_every_prefix_of_decode(heads: int, first: int) -> None:
     """Every ``prefix mod 128`` behind none to two whole blocks, with every number of queries, all orders."""
     most = MAX_ROWS // heads
     for start in range(first, first + 32, 8):

@@ -124,7 +124,7 @@ def test_threads_leave_the_compiler_as_it_was(cache: Path) -> None:
     assert before == MlirCompiler.compile
 
 
-# Everything that the simulated device needs comes from pip: no ROCm, no LLVM, no C compiler.
+# ---- Everything that the simulated device needs comes from pip: no ROCm, no LLVM, no C compiler ----
 
 BUNDLED = ("ziglang", "rocm")
 

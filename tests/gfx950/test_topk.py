@@ -158,7 +158,7 @@ def test_a_call_takes_the_kernel_that_fits() -> None:
     assert len(BY_NAME) == len(VARIANTS)
 
 
-# The bound's networks: exact, and the chosen rows tell of every exchange that could be missing.
+# ---- The bound's networks: exact, and the chosen rows tell of every exchange that could be missing ----
 
 
 @pytest.mark.parametrize("best", CLASSES)
@@ -189,7 +189,7 @@ def test_a_missing_exchange_is_too_low_and_told(best: int) -> None:
         assert (Network(best, missing).bound(chosen) < 1).any(), f"exchange {missing} of {whole.exchanges}"
 
 
-# What a row takes of the top-k kernels: the bound lets pass exactly the columns that it is due to.
+# ---- What a row takes of the top-k kernels: the bound lets pass exactly the columns that it is due to ----
 
 
 def compares(report: RunReport) -> int:

@@ -187,7 +187,7 @@ def normal(random: np.random.Generator, length: int) -> Float32Array:
     return random.standard_normal(length).astype(np.float32)
 
 
-# Rows whose lists grow past their limit and are cut, in each place of the code that cuts one.
+# ---- Rows whose lists grow past their limit and are cut, in each place of the code that cuts one ----
 
 _CHUNK_SLICES = 8
 _TIE = -50
@@ -403,7 +403,7 @@ def _left_out(
     return x
 
 
-# Rows whose lists of candidates have a chosen length, and whose best columns lie anywhere in them.
+# ---- Rows whose lists of candidates have a chosen length, and whose best columns lie anywhere in them ----
 
 
 def few_groups(random: np.random.Generator) -> Iterator[Row]:

@@ -158,7 +158,7 @@ def test_a_replay_equals_a_call_of_a_real_size(gpu_backend: TritonBackend) -> No
     assert_same_bits(graph.replay().cpu(), selection_of(gpu_backend, half, 16))
 
 
-# Both precisions: their bounds, their names, and one set of bits for every path.
+# ---- Both precisions: their bounds, their names, and one set of bits for every path ----
 
 
 @pytest.mark.parametrize("heads", [1, 2, 4])

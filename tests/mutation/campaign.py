@@ -21,7 +21,7 @@ from tests.mutation.launch import Launch, WrongScoresError, WrongWorkError
 from tests.mutation.mutants import NOP_SHORTENED, Mutant, mutants, mutated
 from tests.mutation.score import HIDDEN, PROVED, REVIEWED, SURVIVED, UNUSED, Verdict
 
-# How often a changed compare decides otherwise than the compare that it stands for.
+# ---- How often a changed compare decides otherwise than the compare that it stands for ----
 
 COMPARES = ("s_cmp", "v_cmp_")
 
@@ -74,11 +74,18 @@ class Campaign(Generic[AnyLaunch]):
         self.kernel = kernel
         self.launches, self.sweep = launches, sweep
         self._check_work, self._reviewed = check_work, reviewed
+        self._executed: dict[int, Executed] = {}
+
+    def executed_by(self, launch: int) -> Executed:
+        """How often the launch of that place executes each instruction. Raises what the kernel does wrong."""
+        if launch not in self._executed:
+            self._executed[launch] = self.run(self.launches[launch])
+        return self._executed[launch]
 
     @cached_property
     def executed(self) -> list[Executed]:
-        """Of each launch. Raises what the kernel itself does wrong."""
-        return [self.run(launch) for launch in self.launches]
+        """The same of each launch."""
+        return [self.executed_by(at) for at in range(len(self.launches))]
 
     @cached_property
     def executed_by_sweep(self) -> list[Executed]:
@@ -90,24 +97,29 @@ class Campaign(Generic[AnyLaunch]):
         return any(executed[index] for executed in self.executed)
 
     def judge(self, mutant: Mutant, *, thorough: bool = True) -> Verdict:
-        """A verdict that is not ``thorough`` leaves out the sweep."""
+        """A verdict that is not ``thorough`` runs the launches in their order, and leaves out the sweep."""
         reason = equivalents.proof(self.kernel, mutant)
         if reason:
             return Verdict(mutant, PROVED, reason)
+        runs: list[tuple[AnyLaunch, Executed]] = []
+        more: list[tuple[AnyLaunch, Executed]] = []
+        differs, at = None, mutant.index
         try:
             changed = mutated(self.kernel, mutant)
-            runs = self._reaching(self.launches, self.executed, mutant.index)
-            if mutant.operator != NOP_SHORTENED:  # which changes no value
-                self._run(changed, runs)
+            for run in _reaching(self.launches, self.executed, at) if thorough else self._in_order(at):
+                runs.append(run)
+                if mutant.operator != NOP_SHORTENED:  # which changes no value
+                    self._run(changed, *run)
             check_hazards(changed)
-            more = self._reaching(self.sweep, self.executed_by_sweep, mutant.index) if thorough else []
-            differs = None
+            if thorough:
+                more = _reaching(self.sweep, self.executed_by_sweep, at)
             if self.kernel.instructions[mutant.index].mnemonic.startswith(COMPARES):
                 # where a compare decides as before, the run is the same
                 differs = any(decides_otherwise(self.kernel, mutant, launch) for launch, _ in runs)
                 more = [run for run in more if decides_otherwise(self.kernel, mutant, run[0])]
                 differs = differs or bool(more)
-            self._run(changed, more)
+            for run in more:
+                self._run(changed, *run)
         except _CAUGHT as error:
             return Verdict(mutant, type(error).__name__, str(error))
         return self._explained(mutant, [launch for launch, _ in [*runs, *more]], differs)
@@ -128,16 +140,21 @@ class Campaign(Generic[AnyLaunch]):
             return Verdict(mutant, HIDDEN, "")
         return Verdict(mutant, SURVIVED, "")
 
-    def _reaching(
-        self, launches: Sequence[AnyLaunch], executed: Sequence[Executed], index: int
-    ) -> list[tuple[AnyLaunch, Executed]]:
-        """Only a launch that executes the mutated instruction can tell; the cheapest comes first."""
-        order = sorted(range(len(executed)), key=lambda at: int(executed[at].sum()))
-        return [(launches[at], executed[at]) for at in order if executed[at][index]]
+    def _in_order(self, index: int) -> Iterator[tuple[AnyLaunch, Executed]]:
+        for at, launch in enumerate(self.launches):
+            if self.executed_by(at)[index]:
+                yield launch, self.executed_by(at)
 
-    def _run(self, kernel: Kernel, runs: Iterable[tuple[AnyLaunch, Executed]]) -> None:
-        for launch, executed in runs:
-            self._check_work(launch, launch.run(kernel), executed)
+    def _run(self, kernel: Kernel, launch: AnyLaunch, executed: Executed) -> None:
+        self._check_work(launch, launch.run(kernel), executed)
+
+
+def _reaching(
+    launches: Sequence[AnyLaunch], executed: Sequence[Executed], index: int
+) -> list[tuple[AnyLaunch, Executed]]:
+    """Only a launch that executes the mutated instruction can tell; the cheapest comes first."""
+    order = sorted(range(len(executed)), key=lambda at: int(executed[at].sum()))
+    return [(launches[at], executed[at]) for at in order if executed[at][index]]
 
 
 def survivors(kernel: Kernel, verdicts: Iterable[Verdict]) -> Iterator[str]:

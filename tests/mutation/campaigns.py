@@ -74,7 +74,7 @@ def _of_rows(kernel: Kernel, launches: list[Launch]) -> Campaign[Any]:
 
 def _check_same_work(launch: Launch, report: RunReport, executed: Executed) -> None:
     """A bound too low is exact, and slower: each instruction must be issued as often as by the kernel, whose
-    comparisons are checked against what the rows are due (``test_row_work.py``)."""
+    comparisons are checked against what the rows are due (``tests/gfx950/test_topk.py``)."""
     if not np.array_equal(report.executed, executed):
         first = report.kernel.instructions[int(np.argmax(report.executed != executed))]
         raise WrongWorkError(f"{launch.name}: line {first.line} runs more or less often")

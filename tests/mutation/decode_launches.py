@@ -39,7 +39,7 @@ from tests.mutation.launch import (
 from tests.support.calls import Call, random_call, staircase_call
 from tests.support.compare import oracle_scores
 
-# Single launches of the decode scorer's assembly, without FlyDSL's launcher: small, sharp and exact.
+# ---- Single launches of the decode scorer's assembly, without FlyDSL's launcher: small, sharp and exact ----
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -309,7 +309,7 @@ def _wrapped(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-# Mutants of the decode scorer that compute the same, reviewed one by one.
+# ---- Mutants of the decode scorer that compute the same, reviewed one by one ----
 
 REVIEWED = (
     Equivalent(

@@ -14,7 +14,7 @@ from kernel.gfx950 import Instruction, Kernel
 from kernel.gfx950.launch import decode_like
 from kernel.gfx950.parse import parse_instruction
 
-# Mistakes in what moves or counts across lanes: another lane is read, another half is counted.
+# ---- Mistakes in what moves or counts across lanes: another lane is read, another half is counted ----
 
 _OTHER_LANES = (
     ("row_mirror", "row_half_mirror"),

@@ -350,7 +350,7 @@ def _done_work(report: RunReport) -> Work:
     return Work(plain, whole, done - (STORE_BLOCKS * plain + whole) * _WHOLE)
 
 
-# Compares of the prefill scorer that, changed, compute the same; reviewed one by one.
+# ---- Compares of the prefill scorer that, changed, compute the same; reviewed one by one ----
 
 REVIEWED = (
     Equivalent(

@@ -187,7 +187,7 @@ def _run_poisoned(after: str, *, before: str = _POISONED, of: str = _POISONED) -
     )
 
 
-# Whether a changed compare is seen to decide otherwise: where it does, and nowhere else.
+# ---- Whether a changed compare is seen to decide otherwise: where it does, and nowhere else ----
 
 
 class _OneWave:
