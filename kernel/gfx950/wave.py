@@ -52,6 +52,11 @@ def mask_of(value: int) -> LaneMask:
     )
 
 
+def each_lane(value: Any) -> npt.NDArray[Any]:
+    """A numpy value as 64 lanes: one of no dimensions is the same in all."""
+    return value if value.ndim else np.full(64, value)
+
+
 def value_of(mask: LaneMask) -> int:
     """The 64-bit lane mask of 64 bools."""
     return int.from_bytes(np.packbits(mask, bitorder="little").tobytes(), "little")

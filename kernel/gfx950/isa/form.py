@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kernel.gfx950.errors import UndefinedReadError, UnsupportedInstructionError
 from kernel.gfx950.program import ACCUMULATORS, EXEC, Instruction, Kernel, Operand
-from kernel.gfx950.wave import LaneMask, Wave, scalar_name, vector_name
+from kernel.gfx950.wave import LaneMask, Wave, each_lane, scalar_name, vector_name
 
 Step = Callable[[Wave], None]
 """One decoded instruction: reads and changes the wave."""
@@ -424,7 +424,7 @@ def dpp_step(
         out = np.asarray(function(value, *[source(wave) for source in rest]))
         known = None if wave.taint is None else ~wave.taint
         wave.taint_written = True
-        wave.move(register, np.broadcast_to(out, 64).view(np.uint32), known, written)
+        wave.move(register, each_lane(out).view(np.uint32), known, written)
 
     return step
 

@@ -19,7 +19,7 @@ from kernel.gfx950.isa.lds import scatter
 from kernel.gfx950.isa.table import Row, Rule
 from kernel.gfx950.memory import Request
 from kernel.gfx950.program import M0, Operand
-from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave
+from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave, each_lane
 
 # ---- Addresses of the active lanes ----
 
@@ -74,7 +74,7 @@ def buffer_address(
         if flags >> 15 & 15 != _FORMAT_32:
             raise UnsupportedInstructionError(f"a buffer of data format {flags >> 15 & 15}, not of dwords")
         moved = soffset(wave)
-        offsets = np.broadcast_to(per_lane(wave), 64).astype(np.int64) + constant
+        offsets = each_lane(per_lane(wave)).astype(np.int64) + constant
         lanes = np.flatnonzero(wave.lanes & (offsets + moved < records))
         inside = offsets[lanes]
         if lanes.size and int(inside.max()) + moved + size > records:

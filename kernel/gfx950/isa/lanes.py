@@ -14,7 +14,7 @@ from kernel.gfx950.isa.form import Form, Step, TypeLetter, Value, ValueSource, s
 from kernel.gfx950.isa.table import Row
 from kernel.gfx950.isa.vector import LONG_ONLY, count_ones, row
 from kernel.gfx950.program import EXEC, VCC, Operand
-from kernel.gfx950.wave import LaneMask, Wave, vector_name
+from kernel.gfx950.wave import LaneMask, Wave, each_lane, vector_name
 
 _FALSE, _TRUE = np.zeros(64, np.bool_), np.ones(64, np.bool_)
 
@@ -78,7 +78,7 @@ def _compare(form: Form) -> Step:
     sets_exec = head == "cmpx"
 
     def step(wave: Wave) -> None:
-        result = np.broadcast_to(function(first(wave), second(wave)), 64)
+        result = each_lane(function(first(wave), second(wave)))
         wave.set_mask(register, result)
         if sets_exec:
             wave.set_scalar64(EXEC, wave.scalar64(register), wave.undefined64(register))
@@ -147,7 +147,7 @@ def _carry(form: Form) -> Step:
     def step(wave: Wave) -> None:
         a, b = np.asarray(first(wave)).astype(np.int64), np.asarray(second(wave)).astype(np.int64)
         carry = wave.mask(carry_in).astype(np.int64) if takes_carry else np.int64(0)
-        total = np.broadcast_to(a + b + carry if adds else a - b - carry, 64)
+        total = each_lane(a + b + carry if adds else a - b - carry)
         put(wave, (total & 0xFFFFFFFF).astype(np.uint32))
         wave.set_mask(carry_out, (total >> 32) != 0)
 
@@ -169,7 +169,7 @@ def _wide_multiply_add(form: Form) -> Step:
         product = np.asarray(first(wave)).astype(wide) * np.asarray(second(wave)).astype(wide)
         taint = wave.taint
         addend = np.asarray(third(wave))
-        total = np.broadcast_to(product + addend, 64)
+        total = each_lane(product + addend)
         over = ((product ^ total) & (addend ^ total)) < 0 if signed else total < product
         bits = total.view(np.uint64)
         all_taint = wave.taint
@@ -180,7 +180,7 @@ def _wide_multiply_add(form: Form) -> Step:
         low(wave, (bits & np.uint64(0xFFFFFFFF)).astype(np.uint32))
         wave.taint = all_taint
         high(wave, (bits >> np.uint64(32)).astype(np.uint32))
-        wave.set_mask(carry_out, np.broadcast_to(over, 64))
+        wave.set_mask(carry_out, over)
 
     return step
 

@@ -17,7 +17,7 @@ from kernel.gfx950.errors import RaceError, UnsupportedInstructionError
 from kernel.gfx950.isa import table
 from kernel.gfx950.isa.form import Form, Step
 from kernel.gfx950.isa.table import Row
-from kernel.gfx950.wave import Flight, Wave
+from kernel.gfx950.wave import Flight, Wave, each_lane
 
 # ---- Bank conflicts ----
 #
@@ -99,7 +99,7 @@ def _read(form: Form) -> Step:
     align, line = _ALIGN.get(size, size), form.line
 
     def step(wave: Wave) -> None:
-        base = np.broadcast_to(source(wave), 64).astype(np.int64)
+        base = each_lane(source(wave)).astype(np.int64)
         wave.refuse_in_flight(first, len(registers))
         lanes = _lanes(wave)
         lds = wave.lds
@@ -155,7 +155,7 @@ def _write(form: Form) -> Step:
     align, line = _ALIGN.get(size, size), form.line
 
     def step(wave: Wave) -> None:
-        base = np.broadcast_to(source(wave), 64).astype(np.int64)
+        base = each_lane(source(wave)).astype(np.int64)
         for first in parts:
             for register in range(first, first + dwords):
                 if wave.vector_states[register]:
@@ -210,8 +210,8 @@ def _permute(form: Form) -> Step:
         wave.refuse_in_flight(register, 1)
         if not wave.full:
             raise UnsupportedInstructionError(f"{form.mnemonic} with inactive lanes")
-        lanes = ((np.broadcast_to(where(wave), 64).astype(np.int64) + offset) >> 2) & 63
-        values = np.array(np.broadcast_to(data(wave), 64), np.uint32)
+        lanes = ((each_lane(where(wave)).astype(np.int64) + offset) >> 2) & 63
+        values = np.array(each_lane(data(wave)), np.uint32)
         if pulls:
             result = values[lanes]
         else:
