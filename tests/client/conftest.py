@@ -1,13 +1,15 @@
-"""One live server for the tests that need nothing special of it."""
+"""What several test files share: a live server that nothing special is needed of, and a wrong case."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from client import Client
 from tests.support.live_server import LiveServer
+from tests.support.process import wrong_expectation
 
 NUM_PAGES = 64
 MAX_BODY_BYTES = 4 << 20
@@ -30,3 +32,9 @@ def client(server: LiveServer) -> Iterator[Client]:
         yield found
         for sequence in found.cache().sequences:
             found.free_sequence(sequence.id)
+
+
+@pytest.fixture
+def wrong_case(tmp_path: Path) -> Path:
+    """A case whose expected ids are wrong in one row."""
+    return wrong_expectation(tmp_path)

@@ -28,11 +28,6 @@ from tests.support.process import VERIFY_KEYS, call, printed_by, spawn, wrong_ex
 
 
 @pytest.fixture
-def wrong_case(tmp_path: Path) -> Path:
-    return wrong_expectation(tmp_path)
-
-
-@pytest.fixture
 def broken_case(tmp_path: Path) -> Path:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(encode_case(small_case())[:-7])

@@ -23,7 +23,7 @@ from client.cli import app
 from client.commands.bench import BenchmarkReport, Measured, read_report
 from indexer.case import read_case, write_case
 from tests.support.cases import CODE, CUT, ROOT, paged_case, small_case
-from tests.support.process import VERIFY_KEYS, call, spawn, wrong_expectation
+from tests.support.process import VERIFY_KEYS, call, spawn
 
 
 @pytest.fixture
@@ -162,11 +162,6 @@ def test_out_through_a_link_does_not_replace_it(tmp_path: Path) -> None:
 
 
 # ``demo`` and ``doctor`` as a newcomer meets them.
-
-
-@pytest.fixture
-def wrong_case(tmp_path: Path) -> Path:
-    return wrong_expectation(tmp_path)
 
 
 def png_size(path: Path) -> tuple[int, int]:
