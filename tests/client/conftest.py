@@ -21,7 +21,7 @@ def server() -> Iterator[LiveServer]:
     """A server with two tokens."""
     flags = ("--backend=cpu", f"--num-pages={NUM_PAGES}", f"--max-body-bytes={MAX_BODY_BYTES}")
     tokens = {"NVFP4_INDEXER_TOKENS": f"{TOKEN},{OTHER_TOKEN}"}
-    with LiveServer(*flags, environment=tokens) as live:
+    with LiveServer(*flags, environment=tokens, forked=True) as live:
         yield live
 
 

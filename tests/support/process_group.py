@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 from indexer import IndexerConfig, IndexScorer
 from indexer.distributed import DistributedIndexScorer
 from indexer.distributed.ranks import RankGroup
+from tests.support.process import forkserver
 from tests.support.scorer_state import ScorerState, assert_consistent, state_of
 
 ANSWER_SECONDS = 900.0
@@ -59,8 +59,7 @@ class RankPool:
     """
 
     def __init__(self, size: int, backend: str = "gloo") -> None:
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["tests.support.process_group"])
+        context = forkserver()
         self._folder = tempfile.TemporaryDirectory()
         self.processes = []
         self._connections: list[Connection] = []
