@@ -1,4 +1,7 @@
-"""The oracle behind the interface every backend has."""
+"""The oracle: the contract's scores and selection in numpy and fp64, slow and obvious.
+
+Scores are sums of exact products in fp64; :func:`score_bounds` bounds the error of another backend.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from kernel.backends.reference.quantizer import e4m3_values, quantize_keys, read
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS
 
-# Block scores in fp64, and how far another backend's may be from them.
+# ---- Block scores in fp64, and the bound on another backend's error ----
 
 
 def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:
@@ -90,7 +93,7 @@ def _with_forced_blocks(
     return np.where(causal & (blocks >= num_blocks - local_blocks), LOCAL_SCORE, best)
 
 
-# A row's best blocks by a stable sort.
+# ---- Selection by a stable sort ----
 
 
 def best_blocks(scores: NDArray[np.float32], num_blocks: NDArray[np.int32], topk: int) -> NDArray[np.int32]:

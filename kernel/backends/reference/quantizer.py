@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from kernel.backends.base import ScaleChoice
 from kernel.contract import CODE_BYTES, GROUP_DIMS, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
 
-# E2M1 and E4M3 from their definitions: a sign, an exponent with a bias, a mantissa.
+# ---- E2M1 and E4M3 from their definitions: sign, biased exponent, mantissa ----
 
 E4M3_MAX = 448.0
 """Largest finite E4M3 value (byte 0x7E)."""
@@ -134,7 +134,7 @@ def magnitude_lut() -> NDArray[np.uint8]:
     return e4m3_bytes(scales[:, None] * E2M1_MAGNITUDES)
 
 
-# Keys in and out of a page, byte by byte.
+# ---- Keys in and out of a page, byte by byte ----
 
 
 def write_token(

@@ -244,7 +244,7 @@ def score_tiles(
         _score_kernel[grid](q, keys, *arguments, **options, PTX=ptx, num_warps=tuning.warps)
 
 
-# Dequantise pages to a workspace of keys in block order: ``[blocks * 128, 128]``, float16 or E4M3 bytes.
+# ---- Dequantisation to a workspace ``[blocks * 128, 128]`` in block order, float16 or E4M3 bytes ----
 #
 # Prefill reads every key once a row tile, hundreds of times, so a page is dequantised once a call. Reading 72
 # bytes

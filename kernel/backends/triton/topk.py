@@ -4,8 +4,8 @@ Scores lie in groups of 16 blocks. The k best blocks of a row lie in the k best 
 lower group, and lower groups hold lower ids), so for k up to 16 a row reads its maxima and 16 groups of 64
 bytes, whatever its length.
 
-    many rows   :mod:`kernel.backends.triton.topk_many`: a thread a row
-    few rows    :mod:`kernel.backends.triton.topk`: a program a row (also for k above 16)
+    many rows   :mod:`kernel.backends.triton.topk_many`: one thread per row
+    few rows    :func:`few_rows_kernel`: one program per row (also for k above 16)
 
 Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 10 us at 4.3 TB/s.
 """
@@ -32,7 +32,7 @@ from kernel.backends.triton.topk_many import (
 )
 from kernel.batch import Request
 
-# Top-k of few rows: a program a row, the whole row in registers.
+# ---- Few rows: one program per row, the whole row in registers ----
 #
 # The k-th best of the maxima of the row's parts, 64 at most for k up to 16, is a lower bound of the k-th best
 # score. Few scores reach it (18 to 25 for k = 16, unless many are equal): they are written to a list and

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernel.contract import BLOCK_TOKENS
 
-# Sorting networks over 16 scores, or (score, id) items, that lie in registers, one of every row at a time.
+# ---- Sorting networks over 16 scores, or (score, id) items, in registers ----
 #
 # A comparator of items looks at the score first and at the id where scores are equal (the lower id is
 # better), so the result does not depend on the order of steps: seven instructions. One of scores alone is a
@@ -138,7 +138,7 @@ def ascending(ids):
 
 _TOKENS = tl.constexpr(BLOCK_TOKENS)
 
-# Device functions of the top-k kernels: what a score counts as, and whose a row of a decode step is.
+# ---- Shared by the top-k kernels: score order, row-to-request map ----
 
 
 @triton.jit

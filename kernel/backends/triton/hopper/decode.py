@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from kernel.backends.triton.e4m3 import DIMS, SCALES_START, TOKEN_BYTES, TOKENS
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
-# Pages on Hopper: brought to shared memory, and turned into keys in the registers of a warpgroup.
+# ---- Page staging to shared memory, and keys in a warpgroup's registers ----
 #
 # A thread takes 16 bytes of codes (32 dims) of a token and their two scales, and makes of them what a
 # warpgroup's matrix instruction wants from it as left operand, without a shuffle:
