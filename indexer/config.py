@@ -9,7 +9,7 @@ import torch
 
 from kernel.arguments import as_int
 from kernel.backends.base import Order, Precision, ScaleChoice
-from kernel.backends.registry import BACKEND_NAMES, device_name
+from kernel.backends.registry import BACKEND_NAMES, check_precision, device_name
 from kernel.checks import check_forced_blocks, check_heads, check_order, check_topk
 from kernel.errors import InvalidArgumentError
 
@@ -68,10 +68,7 @@ class IndexerConfig:
             raise InvalidArgumentError(
                 "backend", repr(self.backend), "no such backend", f"use one of {', '.join(names)}"
             )
-        if self.precision not in get_args(Precision):
-            raise InvalidArgumentError(
-                "precision", repr(self.precision), "must be 'exact' or 'fast'", "use one of them"
-            )
+        check_precision(self.precision)
         if self.scale_choice not in get_args(ScaleChoice):
             raise InvalidArgumentError(
                 "scale_choice",

@@ -35,14 +35,12 @@ def create(device: str | None, precision: Precision) -> Backend:
         precision: either; results are the same.
 
     Raises:
-        InvalidArgumentError: any other device or precision.
+        InvalidArgumentError: any other device.
         DeviceUnavailableError: something is missing.
     """
-    from kernel.backends.flydsl import check_precision
     from kernel.backends.flydsl.backend import FlydslBackend
     from kernel.gfx950.hip import simulated_device
 
-    check_precision(precision)
     if device not in (None, "cpu"):
         raise InvalidArgumentError(
             "device", repr(device), "must be 'cpu' for backend 'flydsl-sim'", "leave it out"

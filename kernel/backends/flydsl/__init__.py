@@ -11,7 +11,7 @@ from kernel.backends.base import Backend, Precision
 from kernel.backends.flydsl.runtime import RocmDevice, preflight
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
-__all__ = ["check_precision", "create", "probe"]
+__all__ = ["create", "probe"]
 
 
 def probe() -> tuple[bool, str]:
@@ -41,22 +41,13 @@ def create(device: str | None, precision: Precision) -> Backend:
         precision: either; the accumulation is fp32 and meets both bounds.
 
     Raises:
-        InvalidArgumentError: any other device or precision.
+        InvalidArgumentError: any other device.
         DeviceUnavailableError: something is missing.
     """
     from kernel.backends.flydsl.backend import FlydslBackend
 
-    check_precision(precision)
     if device is not None and device.split(":")[0] != "cuda":
         raise InvalidArgumentError(
             "device", repr(device), "must be 'cuda' or 'cuda:n' for backend 'flydsl'", "leave it out"
         )
     return FlydslBackend("flydsl", RocmDevice(torch.device(device or "cuda")), precision)
-
-
-def check_precision(precision: str) -> None:
-    """Refuses an unknown precision."""
-    if precision not in ("exact", "fast"):
-        raise InvalidArgumentError(
-            "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
-        )

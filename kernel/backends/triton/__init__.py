@@ -58,10 +58,6 @@ def create(device: str | None, precision: Precision) -> TritonBackend:
                 "device", repr(device), f"torch sees {torch.cuda.device_count()} GPUs", "use one of them"
             )
         wanted = torch.device("cuda", index)
-    if precision not in ("exact", "fast"):
-        raise InvalidArgumentError(
-            "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
-        )
     backend = TritonBackend(wanted, precision)
     if precision == "fast" and not backend.tuning.fp8_dot:
         raise InvalidArgumentError(
