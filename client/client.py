@@ -136,7 +136,7 @@ class Client:
             sequences: live sequences; one may be named several times.
             query_lens: queries of each. None: all rows belong to the only one, or each of several has one.
             return_scores: whether the answer holds the scores, too.
-            topk: blocks to select, 1 to 64; the server's setting when None, and so are the rest.
+            topk: blocks to select, 1 to ``MAX_TOPK`` (64). The server's setting when None, like the rest.
             init_blocks: blocks forced at a row's start.
             local_blocks: blocks forced at a row's end.
             order: ``score``, best first, or ``block``, ids ascending.

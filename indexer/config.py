@@ -22,7 +22,7 @@ class IndexerConfig:
         num_index_heads: index heads of this rank: 1, 2 or 4.
         num_pages: pages of the scorer's own cache, 9,216 bytes each, one for every 128 tokens of a sequence.
             0 for a scorer that is only given other people's pages (``score_paged``).
-        topk_blocks: blocks selected for a row, 1 to 64.
+        topk_blocks: blocks selected for a row, 1 to ``MAX_TOPK`` (64).
         init_blocks: blocks forced at a row's start, 0 or more.
         local_blocks: blocks forced at a row's end, 0 or more.
         order: order of a row's block ids: ``score`` (descending) or ``block`` (ascending).

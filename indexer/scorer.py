@@ -210,7 +210,7 @@ class IndexScorer:
                 the only sequence, or each of several sequences has one.
             return_scores: whether to keep the scores; without them the memory of every backend but
                 ``reference`` does not grow with the context.
-            topk: blocks to select, 1 to 64; as configured when None. Likewise the next three.
+            topk: blocks to select, 1 to ``MAX_TOPK`` (64); as configured when None. Likewise the next three.
             init_blocks: blocks forced at a row's start.
             local_blocks: blocks forced at a row's end.
             order: ``score`` (descending) or ``block`` (ascending).

@@ -28,7 +28,7 @@ def check_heads(num_heads: int) -> int:
 
 
 def check_topk(argument: str, topk: int) -> int:
-    """Refuse a number of selected blocks outside 1..64."""
+    """Refuse a number of selected blocks outside 1..``MAX_TOPK``."""
     topk = check_int(argument, topk)
     if not 1 <= topk <= MAX_TOPK:
         raise InvalidArgumentError(argument, topk, f"must be 1 to {MAX_TOPK}", "ask for fewer or more blocks")

@@ -18,6 +18,7 @@ from client.output import (
     status,
     write_output,
 )
+from kernel.contract import MAX_SEQ_LEN, MAX_TOPK
 from kernel.errors import InvalidArgumentError
 
 case = typer.Typer(
@@ -36,11 +37,11 @@ def make(
         str, typer.Argument(metavar="KIND", help="m3, needle, low-contrast, ties or ragged; see below.")
     ],
     out: Annotated[Path, typer.Option(help="Case file to write, whole or not at all.")],
-    context: Annotated[int, typer.Option(help="Keys of a request, up to 1,048,576.")] = 8192,
+    context: Annotated[int, typer.Option(help=f"Keys of a request, up to {MAX_SEQ_LEN:,}.")] = 8192,
     queries: Annotated[int, typer.Option(help="Query tokens of a request.")] = 64,
     tp: Annotated[int, typer.Option(help="Tensor parallel size: 1, 2 or 4; H is 4 / TP.")] = 1,
     batch: Annotated[int, typer.Option(help="Requests; ragged has ten of its own.")] = 1,
-    topk: Annotated[int, typer.Option(help="Blocks a row selects, 1 to 64.")] = 16,
+    topk: Annotated[int, typer.Option(help=f"Blocks a row selects, 1 to {MAX_TOPK}.")] = 16,
     seed: Annotated[int, typer.Option(help="The same seed and options give the same bytes.")] = 0,
     as_json: JsonOption = False,
 ) -> None:

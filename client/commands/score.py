@@ -26,6 +26,7 @@ from client.output import (
 )
 from indexer.case import read_case
 from indexer.case.container import encode_container
+from kernel.contract import MAX_TOPK
 
 if TYPE_CHECKING:
     from indexer.case import Case
@@ -45,7 +46,7 @@ def score(
         ),
     ] = None,
     topk: Annotated[
-        int | None, typer.Option(help="Blocks a row selects, 1 to 64, instead of the case's.")
+        int | None, typer.Option(help=f"Blocks a row selects, 1 to {MAX_TOPK}, instead of the case's.")
     ] = None,
     init_blocks: Annotated[
         int | None, typer.Option(help="Forced first blocks, instead of the case's.")

@@ -36,7 +36,7 @@ class DecodeGraph:
         cu_seqlens_q: ``[batch + 1]`` int32.
         seq_lens: ``[batch]`` int32.
         max_queries: most queries of a request; times H at most 64.
-        topk: blocks to select, 1 to 64.
+        topk: blocks to select, 1 to ``MAX_TOPK`` (64).
         order: of the block ids.
         init_blocks: blocks forced at a row's start.
         local_blocks: blocks forced at a row's end.
