@@ -26,10 +26,10 @@ def _but(*kept: str) -> str:
 
 NIGHTLY: dict[str, str] = {
     # A workgroup a token: 128 to 260 requests or more.
-    "test_chunked_prefill_gives_the_same_rows": _but("17-1", "129-4"),
+    "test_chunked_prefill_gives_the_same_rows": _but("129-4"),
     "test_split_in_two_at_every_offset_of_a_block": _ALL,
-    "test_of_every_prefix_see_exactly_the_causal_tokens": _but("4-from 0", "4-from 64"),
-    "test_of_every_prefix_equal_the_oracle": _but("1-from 32", "1-from 96"),
+    "test_of_every_prefix_see_exactly_the_causal_tokens": _but("4-from 0"),
+    "test_of_every_prefix_equal_the_oracle": _but("1-from 96"),
     "test_every_scale_and_code_is_scored_as_its_rounded_product": _ALL,
     "test_batches_of_1_to_1025_ragged_requests": "1025",
     # Many rows, blocks or keys.
@@ -40,6 +40,12 @@ NIGHTLY: dict[str, str] = {
     "test_long_rows": _but("ascending", "low contrast"),
     "test_every_bfloat16_gets_the_code_of_the_oracle": _but("0.001953125", "1.875", "448.0"),
     "test_every_bfloat16_amax_gets_the_scale_of_the_oracle": _ALL,
+    # The same bytes again; tests/gfx950/test_prefill.py holds scores against plans, widths and wave orders.
+    "test_scores_do_not_depend_on_the_width_of_the_buffer": _ALL,
+    "test_repeated_runs_give_the_same_bytes": _ALL,
+    "test_row_11_how_the_prefill_was_split": _ALL,
+    "test_row_8_ascending_ids": _ALL,
+    "test_each_scores_the_pages_of_the_other": _but("dtype0"),
     # Init and local blocks: rows of the contract's table, of which tests/gfx950 has others.
     "test_overlaps_have_the_local_value": _but("0-1", "1-0", "1-2", "2-1", "2-2"),
     "test_ragged_batches_equal_the_oracle": "forced[012]",
@@ -58,20 +64,13 @@ NIGHTLY: dict[str, str] = {
     ),
     "test_gives_what_scores_and_topk_give": _but(
         "score-exact-1",
-        "block-inexact-1",
         "score-inexact-2",
-        "block-exact-2",
-        "score-exact-4",
         "block-inexact-4",
     ),
     "test_equals_the_oracle": _but(
-        "forced0-1",
-        "forced1-2",
         "forced2-15",
         "forced0-16",
         "forced1-17",
-        "forced2-18",
-        "forced0-19",
         "forced1-64",
     ),
     "test_random_keys_get_the_bytes_of_the_oracle": _but("0-dtype0", "1-dtype1", "2-dtype2"),

@@ -29,6 +29,8 @@ PAGES = ("README.md", "docs/scaling.md", "docs/sidecar.md")
 README = "\n".join((ROOT / page).read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 RUN_BY_THIS_SUITE = ("make test",)  # it is what runs this test
+NIGHTLY = (".venv/bin/nvfp4-indexer kernel report",)
+"""Lines of minutes; tests/gfx950/test_report_kernels.py runs the command on one kernel of each family."""
 COMMAND = ".venv/bin/nvfp4-indexer"
 TORCHRUN = ".venv/bin/torchrun"
 SERVE = f"{COMMAND} serve"
@@ -81,7 +83,14 @@ def test_python_blocks_run_in_order(
     assert namespace["profile"].repeats == 2  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("line", [line for line in _console_lines() if not line.startswith(SERVE)])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.nightly if line in NIGHTLY else ())
+        for line in _console_lines()
+        if not line.startswith(SERVE)
+    ],
+)
 def test_console_line_runs(line: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if URL in line:
         sidecar: LiveServer = request.getfixturevalue("sidecar")

@@ -50,7 +50,14 @@ def test_interpreted_kernels_agree_with_the_oracle() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["cuda:90", "cuda:80", "hip:gfx942", "hip:gfx950"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "cuda:90",
+        "hip:gfx942",
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in ("cuda:80", "hip:gfx950")),
+    ],
+)
 def test_kernels_compile(target: str) -> None:
     """Every kernel that a device of that kind would run, without the device."""
     assert f"compiled for {target}" in run_module("tests.support.compiled", target)
