@@ -9,8 +9,8 @@ import torch
 
 from kernel.arguments import as_int
 from kernel.backends.base import Order, Precision, ScaleChoice
-from kernel.backends.registry import BACKEND_NAMES, check_precision, device_name
-from kernel.checks import check_forced_blocks, check_heads, check_order, check_topk
+from kernel.backends.registry import BACKEND_NAMES, device_name
+from kernel.checks import check_forced_blocks, check_heads, check_order, check_precision, check_topk
 from kernel.errors import InvalidArgumentError
 
 

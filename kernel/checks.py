@@ -49,6 +49,14 @@ def check_order(order: str) -> None:
         raise InvalidArgumentError("order", repr(order), "must be 'score' or 'block'", "use one of them")
 
 
+def check_precision(precision: str) -> None:
+    """Refuse an unknown precision."""
+    if precision not in ("exact", "fast"):
+        raise InvalidArgumentError(
+            "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
+        )
+
+
 def check_finite(argument: str, values: torch.Tensor) -> None:
     """Refuse NaN and infinity, naming the first position that holds one."""
     if _all_finite(values):

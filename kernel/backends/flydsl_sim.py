@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel.backends.base import Backend, Precision
+from kernel.checks import check_precision
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 
@@ -41,6 +42,7 @@ def create(device: str | None, precision: Precision) -> Backend:
     from kernel.backends.flydsl.backend import FlydslBackend
     from kernel.gfx950.hip import simulated_device
 
+    check_precision(precision)
     if device not in (None, "cpu"):
         raise InvalidArgumentError(
             "device", repr(device), "must be 'cpu' for backend 'flydsl-sim'", "leave it out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import cast
 
 import torch
 
@@ -89,7 +89,6 @@ def create(
         InvalidArgumentError: no such backend, device, precision or scale choice.
         BackendUnavailableError: it cannot run here.
     """
-    check_precision(precision)
     chosen = resolve(name)
     if scale_choice == "six":
         make = cast("Callable[[str | None, Precision], Backend]", _load(chosen, "create"))
@@ -103,14 +102,6 @@ def create(
         )
     choosing = cast("Callable[[str | None, Precision, ScaleChoice], Backend]", _load(chosen, "create"))
     return choosing(device_name(device), precision, scale_choice)
-
-
-def check_precision(precision: str) -> None:
-    """Refuses an unknown precision."""
-    if precision not in get_args(Precision):
-        raise InvalidArgumentError(
-            "precision", repr(precision), "must be 'exact' or 'fast'", "use one of them"
-        )
 
 
 def device_name(device: str | torch.device | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernel.backends.base import Precision, ScaleChoice
 from kernel.backends.cpu.backend import CpuBackend
+from kernel.checks import check_precision
 from kernel.errors import InvalidArgumentError
 
 __all__ = ["CpuBackend", "create", "probe"]
@@ -27,4 +28,5 @@ def create(device: str | None, precision: Precision, scale_choice: ScaleChoice =
     """
     if device not in (None, "cpu"):
         raise InvalidArgumentError("device", repr(device), "must be 'cpu' for backend 'cpu'", "leave it out")
+    check_precision(precision)
     return CpuBackend(precision, scale_choice)

@@ -9,6 +9,7 @@ import torch
 
 from kernel.backends.base import Backend, Precision
 from kernel.backends.flydsl.runtime import RocmDevice, preflight
+from kernel.checks import check_precision
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 __all__ = ["create", "probe"]
@@ -46,6 +47,7 @@ def create(device: str | None, precision: Precision) -> Backend:
     """
     from kernel.backends.flydsl.backend import FlydslBackend
 
+    check_precision(precision)
     if device is not None and device.split(":")[0] != "cuda":
         raise InvalidArgumentError(
             "device", repr(device), "must be 'cuda' or 'cuda:n' for backend 'flydsl'", "leave it out"

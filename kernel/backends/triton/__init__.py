@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernel.backends.base import Precision
+from kernel.checks import check_precision
 from kernel.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def create(device: str | None, precision: Precision) -> TritonBackend:
                 "device", repr(device), f"torch sees {torch.cuda.device_count()} GPUs", "use one of them"
             )
         wanted = torch.device("cuda", index)
+    check_precision(precision)
     backend = TritonBackend(wanted, precision)
     if precision == "fast" and not backend.tuning.fp8_dot:
         raise InvalidArgumentError(
