@@ -67,23 +67,19 @@ EVERY_COMMIT = ("topk_scan_k16", "topk_scan_k32", "topk_group_k16", "topk_group_
 """Of the kernels of other lengths and of k = 64 the hard rows are nightly; the contract runs k = 64."""
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=() if name in EVERY_COMMIT else pytest.mark.nightly) for name in BY_NAME]
-)
-def hard_variant(request: pytest.FixtureRequest) -> Variant:
-    name: str = request.param
-    return BY_NAME[name]
-
-
 @pytest.fixture(params=BY_NAME)
 def variant(request: pytest.FixtureRequest) -> Variant:
     name: str = request.param
     return BY_NAME[name]
 
 
-def test_hard_rows(hard_variant: Variant) -> None:
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=() if name in EVERY_COMMIT else pytest.mark.nightly) for name in BY_NAME],
+    indirect=True,
+)
+def test_hard_rows(variant: Variant) -> None:
     """Nothing outside the cells below nb is read, nothing outside the row's ids written."""
-    variant = hard_variant
     special = None if variant.best == 16 else 9  # of the others the rest is nightly
     rows = hard_rows(variant, length_of(variant), 1, 3, special)
     for launch in launches(variant, rows, variant.best):
