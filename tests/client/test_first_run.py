@@ -9,13 +9,14 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from client.cli import app
 from client.commands import first_run as command
 from client.first_run import PARTS, checks, speed
 from client.first_run import record as record_of_run
@@ -28,8 +29,8 @@ from indexer.case.codec import write_atomically
 from indexer.case.container import Buffer
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.backend import FlydslBackend
-from tests.support.cases import CUT, ROOT
-from tests.support.process import call, spawn
+from tests.support.cases import CUT
+from tests.support.process import ForkedProcess, call, spawn
 
 ITEM = 'import json, os, sys, time; print(json.dumps({"name": "one", "ok": True}), flush=True); '
 KERNEL_TRACE = "Kernel_Name,Start_Timestamp,End_Timestamp\ntopk_scan_k16,1000,3000\n"
@@ -214,36 +215,27 @@ def test_a_backend_that_cannot_run_is_recorded_with_what_the_machine_has(
     assert "parts that did not run: verify, check-cases" in text
 
 
-INTERRUPTED = """
-import signal, sys
-from client.cli import app
-from client.commands import first_run
-
-# the tests may run under nohup, or in a script's background, where a shell ignores SIGINT
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-signal.signal(signal.SIGINT, signal.default_int_handler)
-for number in sys.argv[3].split():
-    signal.signal(int(number), signal.SIG_IGN)
-folder = sys.argv[2]
-first_run.command_of = lambda part, *_: [sys.executable, "-c", sys.argv[1], folder]
-parts = ["--part", "doctor", "--part", "counters"]
-app(["kernel", "first-run", "--out", folder + "/out", "--backend", "flydsl-sim", *parts])
-"""
-HANGING = """; child = subprocess.Popen(["sleep", "60"])
+HANGING = """import pathlib, subprocess; child = subprocess.Popen(["sleep", "60"])
 pathlib.Path(sys.argv[1], "new").write_text(f"{os.getpid()} {child.pid}")
 os.rename(sys.argv[1] + "/new", sys.argv[1] + "/pids"); time.sleep(60)
 """
 
 
-def hanging(folder: Path, ignored: str = "") -> tuple[subprocess.Popen[str], list[int]]:
+def run_until_stopped(folder: str, ignored: Sequence[signal.Signals]) -> None:
+    """The command with parts that hang."""
+    # the tests may run under nohup, or in a script's background, where a shell ignores SIGINT
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    command.command_of = lambda *_: [*python(ITEM + HANGING), folder]  # type: ignore[attr-defined]
+    parts = ("--part", "doctor", "--part", "counters")
+    app(["kernel", "first-run", "--out", f"{folder}/out", "--backend", "flydsl-sim", *parts])
+
+
+def hanging(folder: Path, ignored: Sequence[signal.Signals] = ()) -> tuple[ForkedProcess, list[int]]:
     """The command while a part of it runs, and the processes of the part."""
-    program = ITEM + "import pathlib, subprocess" + HANGING
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, program, folder, ignored],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = ForkedProcess(run_until_stopped, str(folder), ignored)
     deadline = time.monotonic() + 60
     while not (folder / "pids").exists():
         assert process.poll() is None
@@ -268,8 +260,7 @@ def test_a_run_that_is_stopped_kills_its_part_and_packs_what_it_found(
     assert (earlier["ok"], earlier["finished"]) == (False, False)
     assert earlier["planned"] == ["doctor", "counters"]
     process.send_signal(number)
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.wait(60) == 128 + number
     assert not any(map(runs, pids))
     record = json.loads((tmp_path / "out" / RECORD).read_text())
     assert (record["ok"], record["finished"]) == (False, False)
@@ -286,13 +277,12 @@ def test_a_run_that_is_stopped_kills_its_part_and_packs_what_it_found(
 
 
 def test_a_signal_that_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
-    process, pids = hanging(tmp_path, ignored=str(int(signal.SIGHUP)))
+    process, pids = hanging(tmp_path, ignored=[signal.SIGHUP])
     process.send_signal(signal.SIGHUP)
     time.sleep(0.3)
     assert runs(pids[0])
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_the_text_has_a_line_of_each_error() -> None:

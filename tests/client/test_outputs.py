@@ -6,9 +6,9 @@ import json
 import os
 import re
 import stat
-import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import indexer.replay
 from client.cli import app
 from client.commands.bench import BenchmarkReport, Measured, read_report
 from indexer.case import read_case, write_case
-from tests.support.cases import CODE, CUT, ROOT, paged_case, small_case
+from tests.support.cases import CODE, CUT, paged_case, small_case
 from tests.support.process import VERIFY_KEYS, call, spawn
 
 
@@ -126,21 +126,10 @@ def test_picture_whose_writing_fails_does_not_take_the_report_along(
 
 
 def test_two_demos_at_once(case: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "client.cli",
-        "demo",
-        str(case),
-        "--picture",
-        str(tmp_path / "x" / "y.png"),
-    ]
-    both = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    ends = [(process.communicate()[1], process.returncode) for process in both]
-    assert ends == [("", 0), ("", 0)]
+    words = ("demo", case, "--picture", tmp_path / "x" / "y.png")
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(lambda _: spawn(*words), range(2)))
+    assert [(done.stderr, done.returncode) for done in both] == [("", 0)] * 2
     assert [entry.name for entry in (tmp_path / "x").iterdir()] == ["y.png"]
 
 

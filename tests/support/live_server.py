@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -50,7 +49,7 @@ class LiveServer:
         variables = {**inherited, **(environment or {})}
         self.process: subprocess.Popen[bytes] | ForkedProcess
         if forked:
-            self.process = ForkedProcess(_serve, words, variables, self._log.name)
+            self.process = ForkedProcess.of_module(words[0], words[1:], variables, None, self._log)
         else:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *words], cwd=ROOT, stderr=self._log, env=variables
@@ -114,15 +113,6 @@ class LiveServer:
                 break
             time.sleep(0.05)
         raise AssertionError(f"the server logged no {event!r} event: {self.log_text()[-2000:]}")
-
-
-def _serve(words: list[str], variables: dict[str, str], log: str) -> None:
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(ROOT)
-    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
-    sys.argv = words
-    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:

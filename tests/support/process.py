@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from typer.testing import CliRunner, Result
 
@@ -40,9 +43,11 @@ def printed_by(*words: str | Path, **environment: str) -> str:
 
 
 def forkserver() -> ForkServerContext:
-    """Processes that begin with torch and the server imported: forks of one process that did nothing else."""
+    """Processes that begin with the project imported: forks of one process that did nothing else."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["server.serve", "tests.support.process_group"])
+    context.set_forkserver_preload(
+        ["server.serve", "client.cli", "client.demonstration", "client.plots", "tests.support.process_group"]
+    )
     return context
 
 
@@ -55,6 +60,20 @@ class ForkedProcess:
     def __init__(self, target: Callable[..., object], *arguments: object) -> None:
         self._process = forkserver().Process(target=target, args=arguments, daemon=True)
         self._process.start()
+
+    @classmethod
+    def of_module(
+        cls,
+        module: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        stdout: int | IO[Any] | None,
+        stderr: int | IO[Any],
+    ) -> ForkedProcess:
+        """``python -m module words`` in the project's root."""
+        # Pickling a connection hands its descriptor over.
+        streams = [None if file is None else Connection(os.dup(_number(file))) for file in (stdout, stderr)]
+        return cls(_run_module, module, list(words), dict(environment), streams)
 
     @property
     def pid(self) -> int:
@@ -87,6 +106,28 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def _number(file: int | IO[Any]) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+def _run_module(
+    module: str, words: list[str], environment: dict[str, str], streams: list[Connection | None]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    for number, stream in enumerate(streams, 1):
+        if stream is not None:
+            os.dup2(stream.fileno(), number)
+            stream.close()
+    encoding = environment.get("PYTHONIOENCODING")
+    sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115 - open to the end
+    sys.stderr = open(2, "w", encoding=encoding, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.argv = [module, *words]
+    sys.modules.pop(module, None)  # it becomes __main__
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
 # The command, run in this process or in one of its own.
 
 VERIFY_KEYS = [
@@ -114,8 +155,24 @@ def call(*words: str | Path) -> Result:
 
 
 def spawn(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    return python("-m", "client.cli", *words, **environment)
+    """Run the command in a :class:`ForkedProcess`, with further environment variables."""
+    with tempfile.TemporaryFile("w+") as stdout:
+        done = spawn_onto(stdout, *words, **environment)
+        stdout.seek(0)
+        done.stdout = stdout.read()
+        return done
+
+
+def spawn_onto(
+    stdout: int | IO[Any], *words: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """As :func:`spawn`, with a stdout that is given."""
+    given = [str(word) for word in words]
+    with tempfile.TemporaryFile("w+") as stderr:
+        process = ForkedProcess.of_module("client.cli", given, {**os.environ, **environment}, stdout, stderr)
+        code = process.wait()
+        stderr.seek(0)
+        return subprocess.CompletedProcess(given, code, "", stderr.read())
 
 
 def wrong_expectation(folder: Path) -> Path:
