@@ -142,7 +142,7 @@ def export(
     The backends flydsl and flydsl-sim take the library that NVFP4_INDEXER_KERNEL_LIBRARY names. It belongs to
     this version of the package, and another one refuses it.
     """
-    from kernel.backends.flydsl.library_export import export_library
+    from kernel.backends.flydsl.kernel_library import export_library
 
     with one_line_errors(as_json), status() as on_step:
         on_step("compiling for gfx950")

@@ -9,7 +9,7 @@ from kernel.errors import DeviceUnavailableError, InvalidArgumentError
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and what it found or lacks; builds, loads and sets nothing."""
-    from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, runtime, toolchain
+    from kernel.backends.flydsl import geometry, kernel_library, runtime, toolchain
     from kernel.gfx950.hip import simulated_device
 
     try:
@@ -20,7 +20,7 @@ def probe() -> tuple[bool, str]:
             source = f"kernel library {library}"
         else:
             source = toolchain.check()
-            kernel_cache.check()
+            toolchain.check_cache()
             runtime.check()
         found = simulated_device().check()
     except DeviceUnavailableError as error:

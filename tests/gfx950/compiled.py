@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl.geometry import KeyType, Layout, Variant
-from kernel.backends.flydsl.kernel_library import FILE_NAME
-from kernel.backends.flydsl.library_export import export_library
+from kernel.backends.flydsl.kernel_library import FILE_NAME, export_library
 from kernel.backends.flydsl.toolchain import assembly as compile_kernel
 from kernel.gfx950 import Kernel, parse_program
 from kernel.gfx950.report.decode import DecodeReport, report_decode

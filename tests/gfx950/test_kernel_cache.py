@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel.backends import flydsl_sim
-from kernel.backends.flydsl import kernel_cache, toolchain
+from kernel.backends.flydsl import toolchain
 from kernel.errors import DeviceUnavailableError
 from tests.support.cases import CUT
 from tests.support.process import call, spawn
@@ -21,7 +21,7 @@ VERIFY = ("verify", CUT, "--backend", "flydsl-sim", "--json")
 
 @pytest.fixture(autouse=True)
 def _default_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variable in (kernel_cache.FOLDER, kernel_cache.RUN_ONLY, kernel_cache.ENABLE):
+    for variable in (toolchain.CACHE_FOLDER, toolchain.RUN_ONLY, toolchain.CACHE_ENABLE):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -40,8 +40,8 @@ def no_folder(tmp_path: Path) -> Path:
 
 def test_run_only_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the backend is made, and in what ``doctor`` says."""
-    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path))
-    monkeypatch.setenv(kernel_cache.RUN_ONLY, "1")
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, str(tmp_path))
+    monkeypatch.setenv(toolchain.RUN_ONLY, "1")
     message = (
         f"FLYDSL_RUNTIME_RUN_ONLY=1 forbids compiling, and FLYDSL_RUNTIME_CACHE_DIR={tmp_path} holds no "
         f"kernel; run `nvfp4-indexer kernel compile --cache {tmp_path}`, or unset FLYDSL_RUNTIME_RUN_ONLY"
@@ -69,22 +69,22 @@ def test_run_only_with_the_kernels_of_another_version(tmp_path: Path) -> None:
 
 
 def test_run_only_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernel_cache.FOLDER, "")
-    monkeypatch.setenv(kernel_cache.RUN_ONLY, "1")
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, "")
+    monkeypatch.setenv(toolchain.RUN_ONLY, "1")
     with pytest.raises(DeviceUnavailableError, match="FLYDSL_RUNTIME_CACHE_DIR is empty: there is no cache"):
-        kernel_cache.check()
+        toolchain.check_cache()
 
 
 def test_a_folder_that_cannot_be_made(no_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernel_cache.FOLDER, str(no_folder))
-    for attempt in (kernel_cache.check, kernel_cache.prepare, lambda: flydsl_sim.create(None, "exact")):
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, str(no_folder))
+    for attempt in (toolchain.check_cache, toolchain.prepare_cache, lambda: flydsl_sim.create(None, "exact")):
         with pytest.raises(DeviceUnavailableError) as caught:
             attempt()
         assert str(caught.value).startswith(f"FLYDSL_RUNTIME_CACHE_DIR={no_folder}: the cache of compiled")
         assert str(no_folder.parent) in caught.value.reason
         assert "set FLYDSL_RUNTIME_CACHE_DIR to a folder that can be written" in caught.value.remedy
-    monkeypatch.setenv(kernel_cache.ENABLE, "0")
-    kernel_cache.prepare()
+    monkeypatch.setenv(toolchain.CACHE_ENABLE, "0")
+    toolchain.prepare_cache()
 
 
 def test_compiling_into_a_folder_that_cannot_be_made(no_folder: Path) -> None:
@@ -98,40 +98,40 @@ def test_a_folder_that_another_user_may_write_alone(tmp_path: Path, monkeypatch:
     """Read-only to this process, which a test that runs as root must pretend."""
     folder = tmp_path / "score_prefill"
     folder.mkdir()
-    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path))
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, str(tmp_path))
     refused: list[Path] = [folder]
     monkeypatch.setattr(os, "access", lambda path, _mode: Path(path) not in refused)
     with pytest.raises(DeviceUnavailableError, match=f"{folder} cannot be written"):
-        kernel_cache.check()
+        toolchain.check_cache()
     (folder / "kernel.pkl").touch()
-    kernel_cache.check()  # reading is enough
+    toolchain.check_cache()  # reading is enough
     lock = folder / "kernel.lock"
     lock.touch()
     refused.append(lock)
     with pytest.raises(DeviceUnavailableError, match=f"{lock} cannot be written"):
-        kernel_cache.check()
+        toolchain.check_cache()
 
 
 def test_a_folder_that_is_gone_when_the_compiler_comes(
     no_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(kernel_cache.FOLDER, str(no_folder))
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, str(no_folder))
     with (
         pytest.raises(DeviceUnavailableError, match=f"FLYDSL_RUNTIME_CACHE_DIR={no_folder}: "),
-        kernel_cache.compiling("score_prefill_h4"),
+        toolchain.compiling("score_prefill_h4"),
     ):
         (no_folder / "score_prefill").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError), kernel_cache.compiling("score_prefill_h4"):
+    with pytest.raises(FileNotFoundError), toolchain.compiling("score_prefill_h4"):
         Path("/nonexistent/elsewhere").read_text()
-    with pytest.raises(RuntimeError, match="another error"), kernel_cache.compiling("score_prefill_h4"):
+    with pytest.raises(RuntimeError, match="another error"), toolchain.compiling("score_prefill_h4"):
         raise RuntimeError("another error")
 
 
 def test_compiling_ahead_compiles_whatever_processes_may_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(kernel_cache.RUN_ONLY, "1")
-    monkeypatch.setenv(kernel_cache.ENABLE, "0")
+    monkeypatch.setenv(toolchain.RUN_ONLY, "1")
+    monkeypatch.setenv(toolchain.CACHE_ENABLE, "0")
     monkeypatch.setattr(toolchain, "SUPPORTED_HEADS", (4,))
     toolchain.compile_kernels(tmp_path)
     assert list((tmp_path / "score_prefill").glob("*.pkl"))
@@ -156,7 +156,7 @@ def test_compiling_ahead_onto_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_compiling_ahead_into_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that is set to nothing is FlyDSL's way to do without."""
-    monkeypatch.setenv(kernel_cache.FOLDER, "")
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, "")
     done = call("kernel", "compile")
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()

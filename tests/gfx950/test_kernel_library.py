@@ -18,12 +18,11 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from kernel.backends import flydsl_sim, registry
-from kernel.backends.flydsl import geometry, kernel_library, library_export
+from kernel.backends.flydsl import geometry, kernel_library
 from kernel.backends.flydsl.backend import FlydslBackend
 from kernel.backends.flydsl.geometry import VARIANTS, KeyType
-from kernel.backends.flydsl.kernel_library import FILE_NAME, VARIABLE
+from kernel.backends.flydsl.kernel_library import FILE_NAME, VARIABLE, export_library
 from kernel.backends.flydsl.launch import DecodeLauncher
-from kernel.backends.flydsl.library_export import export_library
 from kernel.backends.reference import ReferenceBackend
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
@@ -387,7 +386,7 @@ def test_one_tool_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (tmp_path / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DeviceUnavailableError) as caught:
-        library_export.check()
+        kernel_library.check_export()
     assert "needs llvm-objcopy or objcopy on the path" in caught.value.reason
     assert "C compiler" not in str(caught.value)
 
@@ -403,7 +402,7 @@ FULL = """
 import resource, sys
 from contextlib import nullcontext
 from pathlib import Path
-from kernel.backends.flydsl.library_export import export_library
+from kernel.backends.flydsl.kernel_library import export_library
 from kernel.errors import DeviceUnavailableError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))

@@ -20,7 +20,7 @@ from flydsl._mlir.dialects import llvm
 from flydsl.compiler.jit_function import MlirCompiler
 from flydsl.expr.typing import T, as_ir_value
 
-from kernel.backends.flydsl import jit, kernel_cache, ops, toolchain
+from kernel.backends.flydsl import jit, ops, toolchain
 from kernel.backends.flydsl.jit import compile_ahead
 from kernel.backends.flydsl.launch import CompiledKernels
 from kernel.errors import CompileError, DeviceUnavailableError
@@ -64,8 +64,8 @@ _REFUSED = [
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     toolchain.prepare()
-    monkeypatch.setenv(kernel_cache.FOLDER, str(tmp_path))
-    monkeypatch.setenv(kernel_cache.ENABLE, "1")
+    monkeypatch.setenv(toolchain.CACHE_FOLDER, str(tmp_path))
+    monkeypatch.setenv(toolchain.CACHE_ENABLE, "1")
     return tmp_path
 
 

@@ -17,7 +17,7 @@ __all__ = ["create", "probe"]
 
 def probe() -> tuple[bool, str]:
     """Whether this backend can run here, and why or why not."""
-    from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, toolchain
+    from kernel.backends.flydsl import geometry, kernel_library, toolchain
 
     try:
         geometry.chosen_layout()
@@ -27,7 +27,7 @@ def probe() -> tuple[bool, str]:
             kernel_library.load(library, device)
         else:
             toolchain.check()
-            kernel_cache.check()
+            toolchain.check_cache()
             preflight(device)
     except DeviceUnavailableError as error:
         return False, str(error)

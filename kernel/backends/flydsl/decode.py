@@ -45,10 +45,9 @@ from kernel.backends.flydsl.decode_share import (
     clear_spread_maxima,
     store_spread_maxima,
 )
-from kernel.backends.flydsl.geometry import Layout
+from kernel.backends.flydsl.geometry import DecodeArguments, Launch, Layout
 from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value
-from kernel.backends.flydsl.signatures import DecodeArguments, Launch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 
 _HIDDEN = -3e38

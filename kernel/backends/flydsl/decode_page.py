@@ -21,9 +21,8 @@ from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl import signatures
+from kernel.backends.flydsl.geometry import DecodeArguments, formats
 from kernel.backends.flydsl.ops import Value
-from kernel.backends.flydsl.signatures import DecodeArguments, formats
 from kernel.contract import CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_CODE_BYTES
 
 TRIP_BLOCKS = 4
@@ -51,7 +50,7 @@ def load_argument(name: str) -> Any:
     is read there.
     """
     is_64 = formats(DecodeArguments)[name] == "q"
-    words = d.scalar_load(2 if is_64 else 1, _segment() + signatures.offset(DecodeArguments, name))
+    words = d.scalar_load(2 if is_64 else 1, _segment() + geo.offset(DecodeArguments, name))
     return fx.Int64(llvm.BitcastOp(T.i64, words).result) if is_64 else fx.Int32(words)
 
 

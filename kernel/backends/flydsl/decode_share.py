@@ -34,8 +34,8 @@ from kernel.backends.flydsl.decode_page import (
     TRIP_BLOCKS,
     load_argument,
 )
+from kernel.backends.flydsl.geometry import DecodeArguments
 from kernel.backends.flydsl.ops import Value, ballot, popcount, prefix_sum, readlane
-from kernel.backends.flydsl.signatures import DecodeArguments
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS
 from kernel.plan import MAXIMA_BLOCKS

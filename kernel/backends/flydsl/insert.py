@@ -20,10 +20,9 @@ from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import geometry
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.geometry import KEYS_PER_WORKGROUP, LOAD_BYTES, KeyType
+from kernel.backends.flydsl.geometry import KEYS_PER_WORKGROUP, LOAD_BYTES, InsertArguments, KeyType, Launch
 from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value
-from kernel.backends.flydsl.signatures import InsertArguments, Launch
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUP_DIMS, GROUPS
 from kernel.nvfp4 import E4M3_MAX, MIN_SCALE
 

@@ -21,9 +21,8 @@ import flydsl.expr as fx
 from flydsl.compiler.diagnostics import DSLCompileError
 from flydsl.compiler.jit_function import MlirCompiler, _disk_cache_key
 
-from kernel.backends.flydsl import kernel_cache
-from kernel.backends.flydsl.geometry import THREADS
-from kernel.backends.flydsl.signatures import Launch, formats
+from kernel.backends.flydsl import toolchain
+from kernel.backends.flydsl.geometry import THREADS, Launch, formats
 from kernel.errors import CompileError, DeviceUnavailableError
 
 Arguments = TypeVar("Arguments")
@@ -48,7 +47,7 @@ def launcher(
     Args:
         entry: name of the launcher, and of its folder in FlyDSL's cache.
         name: the kernel's symbol.
-        arguments: of :mod:`kernel.backends.flydsl.signatures`.
+        arguments: of :mod:`kernel.backends.flydsl.geometry`.
         trace: traces the kernel's body.
         grid: names of the grid's dimensions, one or two.
         waves_per_simd: waves that the register allocator must leave room for; LLVM's choice when None.
@@ -97,7 +96,7 @@ def compiled(launch: Launch, name: str, *arguments: int | fx.Stream) -> Launch:
         DeviceUnavailableError: compiling is forbidden and the kernel is not in the cache, or the cache cannot
             be written.
     """
-    with kernel_cache.compiling(name), raised(name):
+    with toolchain.compiling(name), raised(name):
         handle: Launch = flyc.compile(launch, *arguments)
     return handle
 
@@ -149,7 +148,7 @@ def _keep(jit: Any) -> None:
     try:
         jit.cache_manager._write_cache_file(file, artifact)
     except OSError as error:
-        raise kernel_cache.unusable(str(error)) from error
+        raise toolchain.unusable_cache(str(error)) from error
 
 
 # ---- Refused kernels: LLVM only prints its errors, and FlyDSL goes on without the kernel ----

@@ -17,6 +17,11 @@ import functools
 import hashlib
 import json
 import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -24,13 +29,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kernel import contract, plan
-from kernel.backends.flydsl import geometry
+from kernel.backends.flydsl import geometry, toolchain
 from kernel.backends.flydsl.runtime import TARGET, Device
-from kernel.errors import DeviceUnavailableError, LaunchError
+from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
 
 if TYPE_CHECKING:
     import torch
-
 
 # ---- Manifest ----
 
@@ -282,3 +286,125 @@ def _load(path: Path, _modified_ns: int, _size: int) -> KernelLibrary:
 
 def _unfit(path: Path | str, reason: str) -> DeviceUnavailableError:
     return DeviceUnavailableError(f"{VARIABLE}={path}: the kernel library cannot be used: {reason}", _REMEDY)
+
+
+# ---- Export: kernels compiled by FlyDSL and linked into one shared library; needs no GPU ----
+
+_LINK_FLAGS = ("-shared", "-Wl,-z,defs", "-Wl,--strip-all")
+_SYSTEM = ("-lpthread", "-ldl")
+_TIMEOUT_S = 600
+_TOOLS = (("ld.lld", "ld"), ("llvm-objcopy", "objcopy"))
+"""Tools that FlyDSL runs to make objects: one of each, on the path."""
+_INSTALL_TOOLS = "install binutils, or put ROCm's llvm/bin on the path"
+
+
+def check_export() -> None:
+    """Checks what exporting needs beyond compiling.
+
+    Raises:
+        DeviceUnavailableError: something is missing; names all of it, with remedies.
+    """
+    from kernel.gfx950.hip import standin
+
+    missing = []
+    for find in (toolchain.check, standin.compiler):
+        try:
+            find()
+        except DeviceUnavailableError as error:
+            missing.append((error.reason, error.remedy))
+    absent = [" or ".join(names) for names in _TOOLS if not any(map(shutil.which, names))]
+    if absent:
+        missing.append((f"FlyDSL's export needs {' and '.join(absent)} on the path", _INSTALL_TOOLS))
+    if missing:
+        reasons, remedies = zip(*missing)
+        raise DeviceUnavailableError(f"kernels cannot be exported: {', '.join(reasons)}", ", ".join(remedies))
+
+
+def export_library(folder: Path, kernels: Iterable[str] | None = None) -> tuple[Path, list[str]]:
+    """Compile kernels and link them.
+
+    Args:
+        folder: where the library goes, made if missing; a library there is replaced at once, so processes
+            that have loaded it keep theirs.
+        kernels: symbols of the kernels, one or more; all when None. A library of named ones is marked
+            partial, and only such a one may lack a kernel where it is loaded.
+
+    Returns:
+        The library, and its kernels' symbols.
+
+    Raises:
+        InvalidArgumentError: there is no such kernel.
+        DeviceUnavailableError: something that compiling or linking needs is missing or fails, or the folder
+            cannot be written; a library there stays.
+    """
+    wanted = _known(kernels)
+    check_export()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
+            objects = Path(scratch)
+            names = toolchain.export_kernels(objects, wanted)
+            linked = objects / FILE_NAME
+            _link([objects / f"{name}.o" for name in names], linked)
+            counts = {name: _num_arguments(objects / f"{name}.h") for name in names}
+            whole = objects / f"{FILE_NAME}.sealed"
+            whole.write_bytes(sealed(linked.read_bytes(), counts, partial=kernels is not None))
+            whole.replace(folder / FILE_NAME)
+    except OSError as error:
+        raise DeviceUnavailableError(
+            f"the kernel library cannot be made in {folder}: {error}",
+            "name a folder that can be written and has room for some megabytes",
+        ) from error
+    return folder / FILE_NAME, names
+
+
+def _known(kernels: Iterable[str] | None) -> tuple[str, ...]:
+    every = geometry.kernel_names()
+    if kernels is None:
+        return every
+    wanted = tuple(kernels)
+    unknown = sorted(set(wanted) - set(every))
+    if unknown or not wanted:
+        raise InvalidArgumentError(
+            "kernels",
+            ", ".join(map(repr, unknown)) or "none",
+            f"must be some of {', '.join(every)}",
+            "name some of them, or leave it out for all",
+        )
+    return wanted
+
+
+def _num_arguments(header: Path) -> int:
+    found = re.search(r"_NUM_ARGS (\d+)", header.read_text())
+    if found is None:
+        raise DeviceUnavailableError(
+            f"FlyDSL's {header.name} has no number of arguments",
+            "pip install --force-reinstall flydsl==0.5.0",
+        )
+    return int(found[1])
+
+
+def _link(objects: list[Path], library: Path) -> None:
+    from kernel.gfx950.hip import standin
+
+    # The stand-in has the library name and symbol versions of ROCm 7's HIP, which is all that linking takes.
+    command = [
+        *standin.compiler(),
+        *_LINK_FLAGS,
+        "-o",
+        str(library),
+        *map(str, objects),
+        str(standin.library()),
+    ]
+    try:
+        subprocess.run([*command, *_SYSTEM], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.strip() or f"exit code {error.returncode}"
+        raise DeviceUnavailableError(
+            f"{shlex.join(command[:2])} ... failed: {reason}",
+            f"set CC to a working C compiler, and see that {library.parent.parent} has room",
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise DeviceUnavailableError(
+            f"linking took over {_TIMEOUT_S} s", "set CC to a working C compiler"
+        ) from error

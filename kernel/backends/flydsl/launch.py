@@ -2,7 +2,7 @@
 
 A kernel and its host launcher are two files because a process with a kernel library has no FlyDSL, which the
 kernels' files (``prefill.py``, ``decode.py``, ``topk.py``, ``insert.py``) import at the top. What both sides
-share is in ``geometry.py`` and ``signatures.py``.
+share is in ``geometry.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from kernel.backends.base import Order
-from kernel.backends.flydsl import geometry, kernel_cache, kernel_library, toolchain
+from kernel.backends.flydsl import geometry, kernel_library, toolchain
 from kernel.backends.flydsl.geometry import (
     DEFAULT_LAYOUT,
     KEYS_PER_WORKGROUP,
@@ -26,20 +26,18 @@ from kernel.backends.flydsl.geometry import (
     OPERAND_BYTES,
     WAVES,
     WAVES_PER_SIMD,
+    DecodeArguments,
+    InsertArguments,
     KeyType,
+    Launch,
     Layout,
+    PrefillArguments,
+    TopkArguments,
     Variant,
     variant_for,
 )
 from kernel.backends.flydsl.kernel_library import LibraryKernels
 from kernel.backends.flydsl.runtime import Device, launching, preflight
-from kernel.backends.flydsl.signatures import (
-    DecodeArguments,
-    InsertArguments,
-    Launch,
-    PrefillArguments,
-    TopkArguments,
-)
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS
 from kernel.errors import InvalidArgumentError
@@ -96,7 +94,7 @@ class CompiledKernels(Generic[Key]):
 
     def __init__(self, device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> None:
         toolchain.prepare()
-        kernel_cache.prepare()
+        toolchain.prepare_cache()
         preflight(device)
         self._device, self._name_of, self._build = device, name_of, build
         self._kernels: dict[Key, Launch] = {}

@@ -39,10 +39,10 @@ from flydsl.expr.typing import T
 
 from kernel.backends.flydsl import geometry as geo
 from kernel.backends.flydsl import ops as d
+from kernel.backends.flydsl.geometry import Launch, PrefillArguments
 from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value
 from kernel.backends.flydsl.prefill_block import BlockScorer, StartValue, every_tile, score_unaligned_diagonal
-from kernel.backends.flydsl.signatures import Launch, PrefillArguments
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS

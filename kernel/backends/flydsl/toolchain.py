@@ -17,12 +17,158 @@ from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 
-from kernel.backends.flydsl import geometry, kernel_cache
-from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType
+from kernel.backends.flydsl import geometry
+from kernel.backends.flydsl.geometry import LAYOUTS, VARIANTS, KeyType, Launch
 from kernel.backends.flydsl.runtime import TARGET
-from kernel.backends.flydsl.signatures import Launch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError
+
+# ---- FlyDSL's cache of compiled kernels: errors that name a remedy; FlyDSL's own do not ----
+#
+# FLYDSL_RUNTIME_CACHE_DIR is the folder, FLYDSL_RUNTIME_ENABLE_CACHE=0 does without, and
+# FLYDSL_RUNTIME_RUN_ONLY=1 loads from it and never compiles.
+
+CACHE_FOLDER = "FLYDSL_RUNTIME_CACHE_DIR"
+RUN_ONLY = "FLYDSL_RUNTIME_RUN_ONLY"
+CACHE_ENABLE = "FLYDSL_RUNTIME_ENABLE_CACHE"
+_CACHE_ENTRY = "score_prefill"
+"""FlyDSL keeps a folder for each launched function's name."""
+_TRUE = ("1", "true", "yes", "on")
+
+
+def check_cache() -> None:
+    """Checks that the cache can be used, changing nothing.
+
+    Raises:
+        DeviceUnavailableError: compiling is forbidden and no kernel is in the cache, or the cache cannot be
+            written.
+    """
+    folder = _cache_folder()
+    if _is_set(RUN_ONLY, default=False):
+        _check_filled(folder)
+    if folder is None:
+        return
+    if _is_filled(folder):
+        # FlyDSL reads a kernel under a lock file, which it opens for writing.
+        for lock in (folder / _CACHE_ENTRY).glob("*.lock"):
+            if not os.access(lock, os.W_OK):
+                raise unusable_cache(f"{lock} cannot be written")
+        return
+    existing = folder / _CACHE_ENTRY
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise unusable_cache(f"{existing} is no folder")
+    if not os.access(existing, os.W_OK):
+        raise unusable_cache(f"{existing} cannot be written")
+
+
+def prepare_cache() -> None:
+    """Make the folder.
+
+    Raises:
+        DeviceUnavailableError: see :func:`check`.
+    """
+    check_cache()
+    folder = _cache_folder()
+    if folder is None or _is_filled(folder):
+        return
+    try:
+        (folder / _CACHE_ENTRY).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder / _CACHE_ENTRY):
+            pass
+    except OSError as error:
+        raise unusable_cache(str(error)) from error
+
+
+def check_cache_named() -> None:
+    """Checks that there is a cache to compile into.
+
+    Raises:
+        DeviceUnavailableError: there is none.
+    """
+    if _cache_folder() is None:
+        raise DeviceUnavailableError(
+            f"{CACHE_FOLDER} is empty: there is no cache to compile into",
+            f"name a folder: `nvfp4-indexer kernel compile --cache DIR`, or unset {CACHE_FOLDER}",
+        )
+
+
+@contextmanager
+def compiling(name: str) -> Iterator[None]:
+    """Context of FlyDSL's compiler that names its errors about the cache.
+
+    Args:
+        name: the kernel.
+
+    Raises:
+        DeviceUnavailableError: compiling is forbidden and this kernel is not in the cache, or the cache
+            cannot be written.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if RUN_ONLY not in str(error):
+            raise
+        raise _missing(f"no {name} of this version and toolchain") from error
+    except OSError as error:
+        folder = _cache_folder()
+        if (
+            folder is None
+            or error.filename is None
+            or folder not in Path(os.fsdecode(error.filename)).parents
+        ):
+            raise
+        raise unusable_cache(str(error)) from error
+
+
+def unusable_cache(reason: str) -> DeviceUnavailableError:
+    """The error that the cache cannot be written."""
+    return DeviceUnavailableError(
+        f"{CACHE_FOLDER}={_cache_folder()}: the cache of compiled kernels cannot be used: {reason}",
+        f"set {CACHE_FOLDER} to a folder that can be written and has room, or {CACHE_ENABLE}=0 to compile "
+        "in every process",
+    )
+
+
+def _check_filled(folder: Path | None) -> None:
+    if folder is None:
+        raise DeviceUnavailableError(
+            f"{RUN_ONLY}={os.environ[RUN_ONLY]} forbids compiling, and {CACHE_FOLDER} is empty: "
+            "there is no cache",
+            f"set {CACHE_FOLDER} to a folder and run `nvfp4-indexer kernel compile`, or unset {RUN_ONLY}",
+        )
+    if not _is_filled(folder):
+        raise _missing("no kernel")
+
+
+def _is_filled(folder: Path) -> bool:
+    return any((folder / _CACHE_ENTRY).glob("*.pkl"))
+
+
+def _missing(what: str) -> DeviceUnavailableError:
+    folder = _cache_folder()
+    return DeviceUnavailableError(
+        f"{RUN_ONLY}={os.environ.get(RUN_ONLY, '')} forbids compiling, and {CACHE_FOLDER}={folder} "
+        f"holds {what}",
+        f"run `nvfp4-indexer kernel compile --cache {folder}`, or unset {RUN_ONLY}",
+    )
+
+
+def _cache_folder() -> Path | None:
+    """The cache; None where it is disabled."""
+    if not _is_set(CACHE_ENABLE, default=True) and not _is_set(RUN_ONLY, default=False):
+        return None
+    named = os.environ.get(CACHE_FOLDER)
+    if named is None:
+        return Path.home() / ".flydsl" / "cache"
+    return Path(named) if named else None
+
+
+def _is_set(variable: str, *, default: bool) -> bool:
+    value = os.environ.get(variable)
+    return default if value is None else value.lower() in _TRUE
+
 
 # ---- The linker that FlyDSL runs, $ROCM_PATH/llvm/bin/ld.lld ----
 #
@@ -160,9 +306,9 @@ def compile_kernels(cache_dir: Path | None = None) -> list[str]:
         CompileError: LLVM refused a kernel.
         DeviceUnavailableError: see :func:`prepare`; or the cache cannot be written.
     """
-    settings = {kernel_cache.ENABLE: "1"}
+    settings = {CACHE_ENABLE: "1"}
     if cache_dir is not None:
-        settings[kernel_cache.FOLDER] = str(cache_dir)
+        settings[CACHE_FOLDER] = str(cache_dir)
     return _compiled(None, geometry.kernel_names(), settings)
 
 
@@ -200,8 +346,8 @@ def assembly(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "COMPILE_ONLY": "1",
-            kernel_cache.RUN_ONLY: "0",
-            kernel_cache.ENABLE: "0",
+            RUN_ONLY: "0",
+            CACHE_ENABLE: "0",
             "FLYDSL_DEBUG_DUMP_ASM": "1",
             "FLYDSL_DUMP_DIR": folder,
         }
@@ -217,10 +363,10 @@ def assembly(name: str) -> str:
 
 def _compiled(objects: Path | None, names: Iterable[str], settings: dict[str, str]) -> list[str]:
     kernels, wanted = _compilers(objects), set(names)
-    with _environment({"COMPILE_ONLY": "1", kernel_cache.RUN_ONLY: "0"} | settings):
+    with _environment({"COMPILE_ONLY": "1", RUN_ONLY: "0"} | settings):
         if objects is None:
-            kernel_cache.check_named()
-        kernel_cache.prepare()
+            check_cache_named()
+        prepare_cache()
         return [compile_kernel() for name, compile_kernel in kernels.items() if name in wanted]
 
 

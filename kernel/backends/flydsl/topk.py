@@ -33,10 +33,18 @@ from flydsl._mlir.dialects import arith, llvm
 from flydsl.expr.typing import T, as_ir_value
 
 from kernel.backends.flydsl import ops as d
-from kernel.backends.flydsl.geometry import LANES, LOG_LANES, LOG_MAXIMA, NO_GROUP, WAVES, Variant
+from kernel.backends.flydsl.geometry import (
+    LANES,
+    LOG_LANES,
+    LOG_MAXIMA,
+    NO_GROUP,
+    WAVES,
+    Launch,
+    TopkArguments,
+    Variant,
+)
 from kernel.backends.flydsl.jit import launcher
 from kernel.backends.flydsl.ops import Value, any_lane, ballot, med3, read_first_lane, wave_sync
-from kernel.backends.flydsl.signatures import Launch, TopkArguments
 from kernel.backends.flydsl.topk_candidates import (
     LEAST_BOUND,
     NO_COLUMN,

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from kernel.backends.flydsl import geometry as geo
-from kernel.backends.flydsl.geometry import Layout
-from kernel.backends.flydsl.signatures import DecodeArguments, packed
+from kernel.backends.flydsl.geometry import DecodeArguments, Layout, packed
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
 from kernel.gfx950.isa import row_of

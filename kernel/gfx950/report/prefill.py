@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from kernel.backends.flydsl import geometry as geo
-from kernel.backends.flydsl.signatures import PrefillArguments, packed
+from kernel.backends.flydsl.geometry import PrefillArguments, packed
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.errors import IndexerError
 from kernel.gfx950.hazards import HazardDistance, hazard_distances

@@ -12,8 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from kernel.backends.flydsl.geometry import THREADS, WAVES, KeyType, Variant
-from kernel.backends.flydsl.signatures import InsertArguments, TopkArguments, packed
+from kernel.backends.flydsl.geometry import (
+    THREADS,
+    WAVES,
+    InsertArguments,
+    KeyType,
+    TopkArguments,
+    Variant,
+    packed,
+)
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.gfx950.hazards import HazardDistance, hazard_distances
