@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from kernel.backends import registry
 from kernel.backends.base import Backend
 from tests.contract import simulated
+from tests.gfx950.scorers import device_with
+from tests.support.calls import RAGGED, Lengths
 
 LEFT_OUT: dict[str, dict[str, str]] = {
     "backend": {},
@@ -64,3 +67,20 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def product_backend(request: pytest.FixtureRequest) -> Backend:
     """A backend on a real device that is not the oracle."""
     return registry.create(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _smaller_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fewer compute units of the simulated device, whichever test runs it; nightly it has all of them."""
+    with device_with(256 if _is_nightly(request) else simulated.COMPUTE_UNITS):
+        yield
+
+
+@pytest.fixture
+def ragged(request: pytest.FixtureRequest, backend: Backend) -> Lengths:
+    """Prefill and decode, requests without queries or keys; see :data:`tests.support.calls.RAGGED`."""
+    return simulated.RAGGED if backend.name == simulated.NAME and not _is_nightly(request) else RAGGED
+
+
+def _is_nightly(request: pytest.FixtureRequest) -> bool:
+    return request.node.get_closest_marker("nightly") is not None

@@ -9,15 +9,15 @@ import torch
 
 from kernel.backends.base import Backend
 from tests.contract import simulated
-from tests.support.calls import RAGGED, Call, cumulative, random_call
+from tests.support.calls import Call, Lengths, cumulative, random_call
 from tests.support.compare import assert_same_bits, scores_of, selection_of
 
 PREFIX, QUERIES = 75, 260
 """A prefill that starts and ends inside a block and covers every ``prefix mod 128`` twice."""
 
 
-def prefill(heads: int) -> Call:
-    return random_call([(PREFIX + QUERIES, QUERIES)], heads, seed=41, values="inexact")
+def prefill(heads: int, queries: int = QUERIES) -> Call:
+    return random_call([(PREFIX + queries, queries)], heads, seed=41, values="inexact")
 
 
 def split(call: Call, ends: list[int]) -> Call:
@@ -35,9 +35,10 @@ def split(call: Call, ends: list[int]) -> Call:
 @pytest.mark.parametrize("chunk", [1, 2, 3, 16, 17, 64, 127, 128, 129])
 def test_chunked_prefill_gives_the_same_rows(backend: Backend, heads: int, chunk: int) -> None:
     """Splitting a prefill at any token gives bit-identical rows, for chunks of 1 to 129 tokens."""
-    call = prefill(heads).forcing(1, 1)
+    queries = 135 if backend.name == simulated.NAME else QUERIES
+    call = prefill(heads, queries).forcing(1, 1)
     whole = scores_of(backend, call)
-    chunks = split(call, [*range(chunk, QUERIES, chunk), QUERIES])
+    chunks = split(call, [*range(chunk, queries, chunk), queries])
     assert_same_bits(scores_of(backend, chunks), whole)
     assert_same_bits(selection_of(backend, chunks, 2), selection_of(backend, call, 2))
 
@@ -51,10 +52,10 @@ def test_split_in_two_at_every_offset_of_a_block(backend: Backend, heads: int) -
         assert_same_bits(scores_of(backend, split(call, [first, QUERIES])), whole)
 
 
-def test_rows_do_not_depend_on_their_batch(backend: Backend) -> None:
+def test_rows_do_not_depend_on_their_batch(backend: Backend, ragged: Lengths) -> None:
     """A request alone gives the rows it gives among others, in any order of the requests."""
-    call = random_call(RAGGED, 4, seed=42, values="inexact")
-    whole, ids = scores_of(backend, call), selection_of(backend, call, 16)
+    call = random_call(ragged, 2, seed=42, values="inexact")
+    whole, ids = scores_of(backend, call), selection_of(backend, call, 4)
     for row, request in enumerate(call.batch().requests):
         queries = slice(request.query_start, request.query_start + request.query_len)
         alone = replace(
@@ -66,31 +67,31 @@ def test_rows_do_not_depend_on_their_batch(backend: Backend) -> None:
         )
         columns = whole.shape[2]
         assert_same_bits(scores_of(backend, alone, columns), whole[:, queries].contiguous())
-        assert_same_bits(selection_of(backend, alone, 16), ids[:, queries].contiguous())
+        assert_same_bits(selection_of(backend, alone, 4), ids[:, queries].contiguous())
 
 
-def test_repeated_runs_give_the_same_bytes(backend: Backend) -> None:
+def test_repeated_runs_give_the_same_bytes(backend: Backend, ragged: Lengths) -> None:
     """No atomics, no races: five runs, one result; of the simulated device, whose order is fixed, two."""
-    call = random_call(RAGGED, 4, seed=43, values="inexact").forcing(0, 1)
+    call = random_call(ragged, 4, seed=43, values="inexact").forcing(0, 1)
     scores, ids = scores_of(backend, call), selection_of(backend, call, 16)
     for _ in range(1 if backend.name == simulated.NAME else 4):
         assert_same_bits(scores_of(backend, call), scores)
         assert_same_bits(selection_of(backend, call, 16), ids)
 
 
-def test_scores_do_not_depend_on_the_width_of_the_buffer(backend: Backend) -> None:
+def test_scores_do_not_depend_on_the_width_of_the_buffer(backend: Backend, ragged: Lengths) -> None:
     """S is a property of the buffer, not of the result."""
-    call = random_call(RAGGED, 2, seed=44, values="inexact")
+    call = random_call(ragged, 2, seed=44, values="inexact")
     narrow = scores_of(backend, call)
     for columns in (20, 32, 37, 64, 129):
         assert_same_bits(scores_of(backend, call, columns)[:, :, : narrow.shape[2]].contiguous(), narrow)
 
 
-def test_heads_do_not_depend_on_one_another(backend: Backend) -> None:
+def test_heads_do_not_depend_on_one_another(backend: Backend, ragged: Lengths) -> None:
     """The rows of four heads are those of each head alone, and of two at a time."""
-    call = random_call(RAGGED, 4, seed=45, values="inexact")
+    call = random_call(ragged, 4, seed=45, values="inexact")
     whole = scores_of(backend, call)
     octets = call.q.view(torch.uint8)
-    for heads in ((0,), (3,), (0, 1), (1, 3)):
+    for heads in ((0,), (3,), (1, 2)):
         some = replace(call, q=octets[:, list(heads)].contiguous().view(torch.float8_e4m3fn))
         assert_same_bits(scores_of(backend, some), whole[list(heads)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernel.backends.base import Backend, Order
-from tests.support.calls import RAGGED, Values, random_call
+from tests.support.calls import Lengths, Values, random_call
 from tests.support.compare import (
     assert_same_bits,
     in_block_order,
@@ -90,7 +90,7 @@ def test_special_values_in_random_places(backend: Backend, columns: int, topk: i
 
 def test_ties_at_the_last_place(backend: Backend) -> None:
     """More equal scores than places are left: the lower ids have them, wherever the better ones lie."""
-    for better in range(0, 16, 3):
+    for better in range(0, 16, 5):
         scores = torch.full((1, 3, 500), 2.5)
         scores[0, 0, 499 - better : 499] = 9.0
         scores[0, 1, 250 : 250 + better] = 9.0
@@ -155,13 +155,18 @@ def test_no_rows(backend: Backend) -> None:
 
 # ---- Selection without a score buffer: the ids that scores and top-k would give ----
 
+LONG = (2305, 3)
+"""More blocks than most k."""
+
 
 @pytest.mark.parametrize("heads", [1, 2, 4])
 @pytest.mark.parametrize("values", ["exact", "inexact"])
 @pytest.mark.parametrize("order", ["score", "block"])
-def test_gives_what_scores_and_topk_give(backend: Backend, heads: int, values: Values, order: Order) -> None:
+def test_gives_what_scores_and_topk_give(
+    backend: Backend, ragged: Lengths, heads: int, values: Values, order: Order
+) -> None:
     """select is score and topk: the same ids from the same bits."""
-    call = random_call(RAGGED, heads, seed=31, values=values).forcing(1, 1)
+    call = random_call([*ragged, LONG], heads, seed=31, values=values).forcing(1, 1)
     num_blocks = call.batch().num_blocks_per_query()
     expected = topk_of(backend, scores_of(backend, call), num_blocks, 16, order)
     assert_same_bits(selection_of(backend, call, 16, order), expected)
@@ -169,9 +174,9 @@ def test_gives_what_scores_and_topk_give(backend: Backend, heads: int, values: V
 
 @pytest.mark.parametrize("topk", [1, 2, 15, 16, 17, 18, 19, 64])
 @pytest.mark.parametrize("forced", [(0, 0), (0, 1), (3, 2)])
-def test_equals_the_oracle(backend: Backend, topk: int, forced: tuple[int, int]) -> None:
+def test_equals_the_oracle(backend: Backend, ragged: Lengths, topk: int, forced: tuple[int, int]) -> None:
     """Exact inputs, contexts shorter and longer than k blocks, in both orders."""
-    call = random_call(RAGGED, 2, seed=32).forcing(*forced)
+    call = random_call([*ragged, LONG], 2, seed=32).forcing(*forced)
     expected = selected(oracle_scores(call), call.batch().num_blocks_per_query(), topk)
     assert_same_bits(selection_of(backend, call, topk), expected)
     assert_same_bits(selection_of(backend, call, topk, "block"), in_block_order(expected))

@@ -133,7 +133,8 @@ Values = Literal["exact", "bytes", "inexact"]
 ``inexact``: any byte everywhere, but NaN in queries.
 In the first two every partial sum is a multiple of 2^-9 below 2^14, so fp32 holds it exactly.
 """
-RAGGED: tuple[tuple[int, int], ...] = (
+Lengths = Sequence[tuple[int, int]]
+RAGGED: Lengths = (
     (300, 45),
     (0, 0),
     (129, 1),
@@ -149,7 +150,7 @@ RAGGED: tuple[tuple[int, int], ...] = (
 
 
 def random_call(
-    lengths: Sequence[tuple[int, int]] = RAGGED,
+    lengths: Lengths = RAGGED,
     heads: int = 4,
     *,
     seed: int = 0,
@@ -193,7 +194,7 @@ def random_call(
     )
 
 
-def staircase_call(lengths: Sequence[tuple[int, int]], heads: int = 1) -> Call:
+def staircase_call(lengths: Lengths, heads: int = 1) -> Call:
     """A call whose scores can be told by hand: ``q . k`` of the key at token t of its block is t.
 
     So a block wholly before a row's position scores 127, and the row's own block its position modulo 128: one
