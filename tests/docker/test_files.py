@@ -26,7 +26,7 @@ from tests.support.dockerfile import (
     last,
 )
 from tests.support.live_server import LiveServer
-from tests.support.process import python
+from tests.support.process import spawn
 
 FOLDER = ROOT / "docker"
 DOCKERFILES = sorted(FOLDER.glob("Dockerfile.*"))
@@ -189,7 +189,8 @@ def test_the_health_check_tells_ready_from_not(tmp_path: Path) -> None:
     tokens = {"NVFP4_INDEXER_TOKENS": "0123456789abcdef"}
     # Flags come before the image's variables: the port is another one than the image says.
     environment = {**tokens, **url_file, "NVFP4_INDEXER_PORT": "8421", "NVFP4_INDEXER_HOST": "127.0.0.3"}
-    with LiveServer("--backend=cpu", "--num-pages=8", "--host=127.0.0.1", environment=environment) as server:
+    flags = ("--backend=cpu", "--num-pages=8", "--host=127.0.0.1")
+    with LiveServer(*flags, environment=environment, forked=True) as server:
         assert file.read_text() == f"{server.url}\n"
         ready = check(**url_file)
         assert ready.returncode == 0, ready.stdout
@@ -216,8 +217,7 @@ def test_the_url_is_one_that_this_machine_reaches(host: str, url: str) -> None:
 
 def test_a_url_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     file = tmp_path / "none" / "url"
-    flags = ["--port=0", "--backend=cpu", f"--url-file={file}"]
-    done = python("-m", "server", *flags)
+    done = spawn("serve", "--port=0", "--backend=cpu", f"--url-file={file}")
     assert done.returncode == 1
     assert f"url_file = {file}: No such file" in done.stderr
 

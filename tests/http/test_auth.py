@@ -20,7 +20,6 @@ from server.serve import main
 from server.settings import Settings, is_loopback
 from tests.support.http import assert_problem, binary, make_sequence, normals, random_case, sequences_body
 from tests.support.live_server import LiveServer
-from tests.support.process import python
 
 ALICE, BOB = "alice-0123456789", "bob-9876543210"
 
@@ -110,10 +109,12 @@ def test_settings_that_cannot_be_used_are_named(
 ) -> None:
     for name in [name for name in os.environ if name.startswith("NVFP4_INDEXER_")]:
         monkeypatch.delenv(name)
-    done = python("-m", "server", "--port", "0", "--host=0.0.0.0")
-    assert done.returncode == 2, done.stderr
-    assert "--insecure" in done.stderr
-    for flag, named in (("--queue-places=0", "queue_places"), ("--rank-seconds=86400", "rank_seconds")):
+    refused = (
+        ("--host=0.0.0.0", "--insecure"),
+        ("--queue-places=0", "queue_places"),
+        ("--rank-seconds=86400", "rank_seconds"),
+    )
+    for flag, named in refused:
         assert main(["--port", "0", flag]) == 2
         assert named in capsys.readouterr().err
     monkeypatch.setenv("NVFP4_INDEXER_TOKENS", "short")

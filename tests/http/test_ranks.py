@@ -6,10 +6,10 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import psutil
-import pytest
 
 from indexer import IndexerConfig, IndexScorer
 from indexer.case import encode_case
@@ -28,7 +28,8 @@ from tests.support.live_server import LiveServer, until
 
 RANKS = 3
 NUM_PAGES = 32
-FLAGS = ("--backend=cpu", f"--context-parallel={RANKS}", f"--num-pages={NUM_PAGES}", "--rank-seconds=5")
+FLAGS = ("--backend=cpu", f"--context-parallel={RANKS}", f"--num-pages={NUM_PAGES}")
+FORKED_RANKS = "tests.http.forked_ranks"
 
 
 def pids(live: LiveServer) -> dict[int, int]:
@@ -36,22 +37,22 @@ def pids(live: LiveServer) -> dict[int, int]:
     return {event["rank"]: event["pid"] for event in live.events() if event["event"] == "rank started"}
 
 
-@pytest.fixture
-def live() -> Iterator[LiveServer]:
+@contextmanager
+def live(module: str, *flags: str) -> Iterator[LiveServer]:
     """A server of three ranks, of which none is left afterwards."""
-    with LiveServer(*FLAGS) as server:
+    with LiveServer(*FLAGS, *flags, module=module, forked=True) as server:
         started = pids(server)
         assert sorted(started) == [1, 2]
         yield server
     until(lambda: not any(map(psutil.pid_exists, started.values())))
 
 
-def test_the_bytes_of_one_scorer_until_a_rank_is_killed(live: LiveServer) -> None:
+def test_the_bytes_of_one_scorer_until_a_rank_is_killed() -> None:
     keys, query = normals(1500, 128), normals(40, 4, 128, seed=1)
     single = IndexScorer(IndexerConfig(4, NUM_PAGES, backend="cpu"))
     seq = single.add_sequence()
     single.append_keys(seq, as_tensor(keys))
-    with live.client() as client:
+    with live(FORKED_RANKS) as server, server.client() as client:
         there = make_sequence(client, keys[:700])
         append(client, there, keys[700:])
         fork = client.post(f"/v1/sequences/{there}/fork").json()["id"]
@@ -75,7 +76,7 @@ def test_the_bytes_of_one_scorer_until_a_rank_is_killed(live: LiveServer) -> Non
         assert_problem(reply, 409, "out-of-pages", "num_pages")
         assert client.get("/v1/info").json()["num_pages"] == 33
 
-        os.kill(pids(live)[2], signal.SIGKILL)
+        os.kill(pids(server)[2], signal.SIGKILL)
         until(lambda: client.get("/readyz").status_code == 503)
         problem = assert_problem(client.get("/readyz"), 503, "rank-lost")
         assert problem["ranks"] == [2]
@@ -85,22 +86,23 @@ def test_the_bytes_of_one_scorer_until_a_rank_is_killed(live: LiveServer) -> Non
         )
         assert client.get("/healthz").status_code == 200
         assert "nvfp4_indexer_ready 0.0" in client.get("/metrics").text
-    assert live.stop() == 0
+        assert server.stop() == 0
 
 
-def test_a_rank_that_hangs_within_a_call(live: LiveServer) -> None:
-    with live.client() as client:
+def test_a_rank_that_hangs_within_a_call() -> None:
+    with live(FORKED_RANKS, "--rank-seconds=2") as server, server.client() as client:
         there = make_sequence(client, normals(500, 128))
-        os.kill(pids(live)[1], signal.SIGSTOP)
+        os.kill(pids(server)[1], signal.SIGSTOP)
         began = time.monotonic()
         body = binary(encode_keys(normals(3000, 128)))  # more than a pipe holds
         problem = assert_problem(client.post(f"/v1/sequences/{there}/keys", **body), 503, "rank-lost")
-        # Rank 2 waits for rank 1 as well: if its 5 s are over first, its connection has ended too.
+        # Rank 2 waits for rank 1 as well: if its 2 s are over first, its connection has ended too.
         assert problem["ranks"] in ([1], [1, 2])
-        assert "no answer within 5 s" in problem["detail"]
+        assert "no answer within 2 s" in problem["detail"]
         assert time.monotonic() - began < 30
         assert_problem(client.get("/readyz"), 503, "rank-lost")
 
 
-def test_no_rank_outlives_a_server_that_is_killed(live: LiveServer) -> None:
-    live.kill()
+def test_no_rank_outlives_a_server_that_is_killed() -> None:
+    with live("server") as server:  # whose ranks are started, as those of a user
+        server.kill()

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import get_context
+from multiprocessing import current_process, get_context
+from multiprocessing import forkserver as forks
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -58,7 +59,10 @@ class ForkedProcess:
     """
 
     def __init__(self, target: Callable[..., object], *arguments: object) -> None:
-        self._process = forkserver().Process(target=target, args=arguments, daemon=True)
+        context = forkserver()
+        forks.ensure_running()
+        address = forks._forkserver._forkserver_address  # type: ignore[attr-defined]
+        self._process = context.Process(target=_run, args=(address, target, arguments), daemon=True)
         self._process.start()
 
     @classmethod
@@ -104,6 +108,14 @@ class ForkedProcess:
     def kill(self) -> None:
         """SIGKILL."""
         self.send_signal(signal.SIGKILL)
+
+
+def _run(address: str, target: Callable[..., object], arguments: tuple[object, ...]) -> None:
+    # Its own children come from the same process; multiprocessing would start another one for them.
+    forks._forkserver._forkserver_address = address  # type: ignore[attr-defined]
+    forks._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    current_process().daemon = False
+    target(*arguments)
 
 
 def _number(file: int | IO[Any]) -> int:
