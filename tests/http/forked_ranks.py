@@ -9,6 +9,6 @@ from server.serve import main
 from tests.support.process import forkserver
 
 if __name__ == "__main__":
-    server.ranks.get_context = lambda _: forkserver()  # type: ignore[assignment]
+    server.ranks.get_context = lambda _: forkserver()  # type: ignore[attr-defined, assignment]
     server.ranks._END_SECONDS = 1.0
     sys.exit(main())

@@ -69,7 +69,8 @@ def test_the_examples_are_accepted(client: httpx.Client) -> None:
         assert reply.status_code == 200, reply.text
 
 
-def test_schemathesis_finds_nothing(server: LiveServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", [3, pytest.param(12, marks=pytest.mark.nightly)])
+def test_schemathesis_finds_nothing(server: LiveServer, tmp_path: Path, examples: int) -> None:
     command = Path(sysconfig.get_path("scripts")) / "schemathesis"
     assert command.exists(), "the test extra installs schemathesis"
     (tmp_path / "schemathesis.toml").write_text("", encoding="utf-8")
@@ -80,7 +81,7 @@ def test_schemathesis_finds_nothing(server: LiveServer, tmp_path: Path) -> None:
             f"{server.url}/openapi.json",
             "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
             "response_headers_conformance,response_schema_conformance,negative_data_rejection,unsupported_method",
-            "--max-examples=12",
+            f"--max-examples={examples}",
             "--request-timeout=120",
             "--phases=examples,coverage,fuzzing",
             "--seed=7",

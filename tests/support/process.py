@@ -113,7 +113,7 @@ class ForkedProcess:
 def _run(address: str, target: Callable[..., object], arguments: tuple[object, ...]) -> None:
     # Its own children come from the same process; multiprocessing would start another one for them.
     forks._forkserver._forkserver_address = address  # type: ignore[attr-defined]
-    forks._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    forks._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
     current_process().daemon = False
     target(*arguments)
 
