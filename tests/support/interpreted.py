@@ -36,9 +36,9 @@ def check_scores(backend: Backend) -> None:
 def check_topk(backend: Backend) -> None:
     """Both top-k kernels on ties, NaN, zeros of both signs and -inf."""
     generator = torch.Generator().manual_seed(0)
-    scores = torch.randint(-9, 9, (1, 20, 272), generator=generator).float()
+    scores = torch.randint(-9, 9, (1, 8, 272), generator=generator).float()
     scores[0, 3, 7], scores[0, 2], scores[0, 4] = torch.nan, -0.0, -torch.inf
-    num_blocks = torch.randint(0, 273, (20,), generator=generator).int()
+    num_blocks = torch.tensor([272, 9, 135, 241, 61, 17, 0, 150], dtype=torch.int32)
     expected = selected(scores, num_blocks, 16)
     for many_rows in (0, 1 << 30):
         topk.MANY_ROWS = many_rows
