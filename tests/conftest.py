@@ -17,8 +17,11 @@ settings.load_profile("ci")
 
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 if _workers > 1:
-    # Each worker would otherwise start a thread per core, and the workers would wait for one another.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _workers))
+    # Each worker, and each process that it starts, would otherwise start a thread per core, and they would
+    # wait for one another.
+    _threads = max(1, len(os.sched_getaffinity(0)) // _workers)
+    torch.set_num_threads(_threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(_threads))
 
 
 def pytest_configure(config: pytest.Config) -> None:
