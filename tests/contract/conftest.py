@@ -23,6 +23,12 @@ LEFT_OUT: dict[str, dict[str, str]] = {
     },
 }
 """Backends that a fixture leaves out, and why."""
+REPEATS_THE_ORACLE = (
+    "test_of_every_prefix_equal_the_oracle",
+    "test_prefills_across_many_blocks_equal_the_oracle",
+    "test_of_a_prefill_of_thousands_of_rows",
+)
+"""Tests in which the reference, the slowest backend, is compared with itself: nightly there."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -42,12 +48,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is nightly on the simulated device; see :mod:`tests.contract.simulated`."""
+    """Mark what is nightly on a slow backend; see :mod:`tests.contract.simulated`."""
     for item in items:
         if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
             continue
         test, parameters = item.originalname, item.callspec
-        if parameters.params.get("backend") == simulated.NAME and simulated.is_nightly(test, parameters.id):
+        backend = parameters.params.get("backend")
+        if backend == "reference" and test in REPEATS_THE_ORACLE:
+            item.add_marker(pytest.mark.nightly)
+        if backend == simulated.NAME and simulated.is_nightly(test, parameters.id):
             item.add_marker(pytest.mark.nightly)
             item.add_marker(pytest.mark.timeout(3600))
 

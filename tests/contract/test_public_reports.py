@@ -16,6 +16,7 @@ from indexer.replay import load_case
 from kernel.backends import registry
 from kernel.backends.base import Backend
 from kernel.errors import InvalidArgumentError
+from tests.contract import simulated
 from tests.support.allocations import TensorSizes
 from tests.support.calls import ONE, Call, Lengths, cumulative, random_call, sparse_pages, staircase_call
 from tests.support.compare import (
@@ -223,7 +224,8 @@ def test_row_17_one_backend_writes_another_reads(backend: Backend) -> None:
     slots = torch.cat([tables[0, tokens // 128] * 128 + tokens % 128, tables[1, 0] * 128 + tokens[:128]])
     written = replace(call, pages=inserted(backend, keys, call.pages, slots))
     for status in registry.statuses():
-        if status.usable:
+        # The simulated device is slow, and reads what the cpu backend writes: the bytes of the reference.
+        if status.usable and (backend.name, status.name) != ("reference", simulated.NAME):
             reader = registry.create(status.name)
             other = replace(call, pages=inserted(reader, keys, call.pages, slots))
             assert_same_bits(scores_of(reader, written), scores_of(reader, other))

@@ -12,6 +12,7 @@ import torch
 
 from indexer import IndexerConfig, IndexScorer
 from indexer.fidelity import selection_recall, unquantised_scores
+from indexer.made_cases import Shape, make_case
 from indexer.replay import as_tensor, load_case
 from indexer.verify import selftest_case, verify_case
 from kernel.backends.cpu import backend as cpu_module
@@ -22,6 +23,7 @@ from tests.support.process import printed_by
 SELFTEST = selftest_case(num_heads=2)
 KEYS, QUERIES = as_tensor(SELFTEST.index_k)[:2500], as_tensor(SELFTEST.index_q)[:24]  # type: ignore[arg-type]
 OFFSETS, LENGTH = torch.tensor([0, 24], dtype=torch.int32), torch.tensor([2500], dtype=torch.int32)
+SMALL = make_case("m3", Shape(context=700, queries=9, heads=2, topk=3), 0)
 
 
 @contextmanager
@@ -69,11 +71,11 @@ def everything(backend: str) -> dict[str, torch.Tensor]:
     }
     scorer.free_sequence(first)
     results["pages after free"] = scorer.pages
-    verified = verify_case(SELFTEST, "selftest", backend)
+    verified = verify_case(SMALL, "small", backend)
     assert verified.ok
     assert verified.topk_mismatches == 0
-    exact = unquantised_scores(SELFTEST)
-    recall = selection_recall(SELFTEST, exact, load_case(SELFTEST, backend).score().block_ids)
+    exact = unquantised_scores(SMALL)
+    recall = selection_recall(SMALL, exact, load_case(SMALL, backend).score().block_ids)
     return {**results, "exact": exact, "recall": recall.per_row}
 
 
