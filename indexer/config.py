@@ -71,10 +71,7 @@ class IndexerConfig:
         check_precision(self.precision)
         if self.scale_choice not in get_args(ScaleChoice):
             raise InvalidArgumentError(
-                "scale_choice",
-                repr(self.scale_choice),
-                "must be 'six' or 'four_over_six'",
-                "use one of them",
+                "scale_choice", repr(self.scale_choice), "must be 'six' or 'four_over_six'", "use one of them"
             )
 
     def _keep(self, **fields: int | str | None) -> None:

@@ -342,18 +342,17 @@ class _Call:
         return np.asarray(np.nan_to_num(gaps[:, :, 0], nan=0.0, posinf=0.0, neginf=0.0))
 
     def worst_rows(self, shown: FormatRows, ids: NDArray[np.int32]) -> Iterator[WorstRow]:
-        case = self._case
+        case, positions = self._case, self._case.positions()
         heads, tokens = np.nonzero(self.counted)
         recall = shown.recall[self.counted]
         order = np.lexsort((-shown.lost[self.counted], recall))
         for index in order[recall[order] < 1][:WORST_ROWS].tolist():
             row = head, token = int(heads[index]), int(tokens[index])
-            request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
             yield WorstRow(
-                request=request,
+                request=int(case.requests_of(token)),
                 head=head,
                 token=token,
-                position=int(case.seq_lens[request]) - int(case.cu_seqlens_q[request + 1]) + token,
+                position=int(positions[token]),
                 recall=float(recall[index]),
                 gap=float(self.gaps[row]),
                 missed=tuple(sorted(set(self._best[row].tolist()) - set(ids[row].tolist()))),

@@ -189,12 +189,7 @@ def _run(scorer: CaseScorer, case: Case, scores: bool, flush: torch.Tensor | Non
 
 
 def _stage(name: str, seconds: list[float]) -> StageMs:
-    return StageMs(
-        stage=name,
-        median_ms=1e3 * statistics.median(seconds),
-        min_ms=1e3 * min(seconds),
-        max_ms=1e3 * max(seconds),
-    )
+    return StageMs(name, *(1e3 * of(seconds) for of in (statistics.median, min, max)))
 
 
 def flush_buffer(device: torch.device) -> torch.Tensor:

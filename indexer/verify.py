@@ -72,7 +72,7 @@ def not_finite_rows(case: Case, finite: Bools) -> Iterator[NotFiniteRow]:
     """The rows that are not finite, by token and head."""
     positions = case.positions()
     for token, head in np.argwhere(~finite.T).tolist():
-        request = int(np.searchsorted(case.cu_seqlens_q, token, side="right")) - 1
+        request = int(case.requests_of(token))
         query = case.index_q[token, head].astype(np.float32)
         dim = int(np.flatnonzero(~np.isfinite(query))[0])
         yield NotFiniteRow(request, head, token, int(positions[token]), dim, str(float(query[dim])))

@@ -246,6 +246,10 @@ class Case:
         prefix = self.seq_lens.astype(np.int64) - self.query_lens - self.cu_seqlens_q[:-1]
         return np.arange(self.total_q, dtype=np.int64) + np.repeat(prefix, self.query_lens)
 
+    def requests_of(self, tokens: Array | int) -> Array:
+        """Request of each of the query tokens, int64."""
+        return np.searchsorted(self.cu_seqlens_q, tokens, side="right").astype(np.int64) - 1
+
     def _blocks(self) -> Array:
         blocks = -(-self.seq_lens.astype(np.int64) // BLOCK_TOKENS)
         return np.where(self.query_lens > 0, blocks, 0)
@@ -285,11 +289,9 @@ class Case:
         used = np.arange(block_table.shape[1]) < blocks[:, None]
         outside = used & ((block_table < 0) | (block_table >= pages.shape[0]))
         for i, column in np.argwhere(outside)[:1]:
-            name, limit = (
-                f"block_table[{i}, {column}]",
-                f"must lie in [0, {pages.shape[0]}), the pages of the file",
-            )
-            refuse(name, int(block_table[i, column]), limit, "write every page in use")
+            limit = f"must lie in [0, {pages.shape[0]}), the pages of the file"
+            found = int(block_table[i, column])
+            refuse(f"block_table[{i}, {column}]", found, limit, "write every page in use")
 
     def _check_expected(self) -> None:
         if self.expected_scores is not None:

@@ -1,7 +1,7 @@
 """Judges an engine's result part by part, then names the cause that explains it.
 
-A cause is named if it gives nearly all faulty rows of a sample exactly, leaves the right ones right, and no
-other does better; causes that do as well are named together.
+A cause is named if it reproduces nearly all faulty rows of a sample, keeps the right ones right, and no other
+does better; causes that do equally well are named together.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from indexer.case import Case
 from indexer.case.case import Part
 from indexer.explain.causes import hypotheses, ids, keys, pages
-from indexer.explain.evidence import (
-    Evidence,
-    PageKeys,
-    gather_evidence,
-    prediction_by_contract,
-    right_keys,
-)
+from indexer.explain.evidence import Evidence, PageKeys, gather_evidence, prediction_by_contract, right_keys
 from indexer.explain.findings import Judged, findings, parts_at_fault
 from indexer.explain.judge import judge_part
 from indexer.explain.match import Hypothesis, Match, disagreements, few_faulty, match, narrowed
@@ -44,6 +38,7 @@ from indexer.explain.verdict import (
     Ints,
     Kind,
     WrittenKeys,
+    known,
 )
 from indexer.oracle import WRONG_CELL_ERROR, OracleResult
 from kernel.backends.reference.quantizer import dequantize_keys, quantize_keys
@@ -52,16 +47,16 @@ from kernel.contract import BLOCK_TOKENS, CODE_BYTES, GROUPS, PAGE_BYTES, TOKEN_
 # ---- Naming a cause ----
 
 NAMED_SHARE = 0.9
-"""Share of faulty rows that a cause must give exactly, and of right rows that it must leave right."""
+"""Share of faulty rows that a cause must reproduce, and of right rows that it must keep right."""
 NAMED_BITS = 8
-"""What a named cause must get right beside chance, see :func:`indexer.explain.match.disagreements`."""
+"""Least evidence for a named cause, see :func:`indexer.explain.match.disagreements`."""
 FITTED_BITS = 12
-"""The same for one that was fitted to the result."""
+"""Least evidence for one that was fitted to the result."""
 CANDIDATE_SHARE = 0.25
 """Share of faulty rows from which a cause is worth showing."""
 MAX_CANDIDATES = 4
 TIME_LIMIT = 120.0
-"""Seconds after which no further fault is tried; one that is being tried is finished."""
+"""Seconds after which no further fault is tried."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +64,8 @@ class Naming:
     """What explains a result.
 
     Attributes:
-        causes: the fault that explains best, or those that explain as well and cannot be told from it.
-        candidates: others that explain a part, best first.
+        causes: the best explanation, or several equally good ones.
+        candidates: faults that explain a part, best first.
         untried: names of faults for which there was no time.
         most: largest share of the sample's faulty rows that one fault explains.
     """
@@ -92,14 +87,14 @@ class Trial:
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """Rows given, then how little was fitted, then cells given."""
+        """Rows reproduced, then how little was fitted, then cells reproduced."""
         return self.cause.explained + self.cause.kept, -self.cause.fitted, self.match.cells
 
     @property
     def names(self) -> bool:
-        """Whether this is enough to name it."""
+        """Whether the evidence suffices to name the cause."""
         cause = self.cause
-        # Which part of the call is looked at was fitted, too.
+        # The choice of a part of the call is a fit, too.
         enough = self.bits >= (FITTED_BITS if cause.fitted or cause.only else NAMED_BITS)
         many = cause.explained >= NAMED_SHARE * cause.faulty and cause.kept >= NAMED_SHARE * cause.right
         return enough and many
@@ -111,9 +106,9 @@ def name_causes(
     clock: Callable[[], float] = time.monotonic,
     only: str | None = None,
 ) -> Naming:
-    """Tries every fault: on a few rows, on all rows in some columns, and then as a whole.
+    """Tries every fault: on a few rows, on all rows in some columns, then on everything.
 
-    A fault explains a row where it gives what the engine recorded and the contract does not.
+    A fault explains a row if it gives what the engine recorded and the contract does not.
 
     Args:
         evidence: the sample.
@@ -140,10 +135,10 @@ def name_causes(
 
     left = [
         hypothesis
-        for hypothesis in in_time(_speaking_of(hypotheses(evidence, narrow), only))
+        for hypothesis in in_time(_applicable(hypotheses(evidence, narrow), only))
         if match(hypothesis.predict(few), few).rows.any()
     ]
-    if narrow is not evidence:  # what a fault gives in some columns is the most that it gives in all
+    if narrow is not evidence:  # a fault explains no more rows in all columns than in some
         most = [_try(hypothesis, narrow, wrong, bits, only) for hypothesis in in_time(left)]
         most = [one for one in most if one.cause.explained >= CANDIDATE_SHARE * one.cause.faulty]
         left = [one.hypothesis for one in sorted(most, key=lambda one: one.rank, reverse=True)]
@@ -164,8 +159,8 @@ def name_causes(
     return Naming(causes, tuple(others[:MAX_CANDIDATES]), tuple(untried), most_given)
 
 
-def _speaking_of(found: list[Hypothesis], only: str | None) -> list[Hypothesis]:
-    """Causes that only a part of a call can have: a page holds the same bytes for every row that reads it."""
+def _applicable(found: list[Hypothesis], only: str | None) -> list[Hypothesis]:
+    """Causes that a part of a call can have by itself: a page's bytes are the same for every row."""
     if only is None:
         return found
     return [one for one in found if one.family != pages.STALE.name and not one.leaves_open]
@@ -175,11 +170,11 @@ def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, o
     found = match(hypothesis.predict(evidence), evidence)
     given = found.rows
     if not hypothesis.leaves_open and evidence.blocks is None:
-        # A row read only from pages outside the file agrees with any result: that is no evidence.
-        given = given & found.told
+        # A row read only from pages outside the file agrees with any result.
+        given = given & found.determined
     fitted = hypothesis.fitted
     if found.unknown and evidence.blocks is None:
-        fitted = max(fitted, 2)  # unknown cells contradict nothing
+        fitted = max(fitted, 2)  # undetermined cells contradict nothing
     explained = given & wrong
     cause = Cause(
         name=hypothesis.name,
@@ -195,7 +190,7 @@ def _try(hypothesis: Hypothesis, evidence: Evidence, wrong: Bools, bits: Ints, o
     return Trial(hypothesis, found, cause, int(bits[explained].sum()))
 
 
-# ---- The cause that needs no prediction: right scores, and ids that are not the best by them ----
+# ---- The cause that needs no prediction: right scores whose best are not selected ----
 
 
 def selection_cause(
@@ -207,8 +202,8 @@ def selection_cause(
         evidence: a sample of rows.
         selection_faults: ``[H, total_q]`` rows whose ids the engine's own scores contradict.
         score_faults: ``[H, total_q]`` rows that have a wrong score.
-        named: causes that explain the scores or the ids. Those of ids in a wrong order take equal scores,
-            and close ones, in any order: they do not see an id that is one place too far.
+        named: causes that explain the scores or the ids. Those of a wrong order of ids accept close scores
+            in any order, so they miss an id that is one place off.
     """
     if any(cause.family != "order of ids" for cause in named):
         return named
@@ -237,7 +232,7 @@ def selection_cause(
 
 CHUNK_TOKENS = 4096
 SAMPLE_TOKENS = 256
-"""Wrong tokens that a cause is looked for in."""
+"""Wrong tokens among which a cause is searched, at most."""
 READINGS: tuple[tuple[str, str, PageKeys], ...] = (
     ("nibbles are written swapped", keys.NIBBLES.name, keys.swapped),
     ("nibbles are written planar", keys.NIBBLES.name, keys.planar),
@@ -252,11 +247,11 @@ READINGS: tuple[tuple[str, str, PageKeys], ...] = (
     ("keys are written with the other sign", keys.SIGN.name, keys.negated),
     ("keys are not written", pages.STALE.name, right_keys),  # which are 0
 )
-"""Name, family and how a page was written."""
+"""Name, family, and how to read a page that was written that way."""
 
 
 def check_written(case: Case) -> WrittenKeys | None:
-    """Compare, where a case has both keys of the step and pages."""
+    """Compare a case's keys of this step with its pages; None unless it has both."""
     record = case.engine
     if record is None or record.new_keys is None or case.pages is None or case.block_table is None:
         return None
@@ -284,7 +279,7 @@ def check_written(case: Case) -> WrittenKeys | None:
 
 
 def _written_as(pages: Bytes, keys: NDArray[np.generic], place: Ids, slot: Ints, wrong: Ints) -> Cause | None:
-    """The layout in which the wrong tokens' bytes are the right keys."""
+    """The layout in which the wrong tokens' bytes are right."""
     at = wrong[np.unique(np.linspace(0, len(wrong) - 1, SAMPLE_TOKENS).round().astype(np.int64))]
     codes, scales = quantize_keys(keys[at].astype(np.float64))
     wanted = dequantize_keys(codes, scales).astype(np.float32)
@@ -302,10 +297,10 @@ def _written_as(pages: Bytes, keys: NDArray[np.generic], place: Ids, slot: Ints,
     return best
 
 
-# ---- The parts of a case together ----
+# ---- A whole case ----
 
 MAX_FINDINGS = 1000
-"""Differences that are kept, faults before all else."""
+"""Differences that are kept, faults first."""
 
 
 class EngineJudge:
@@ -321,9 +316,7 @@ class EngineJudge:
     def __init__(
         self, case: Case, tolerance: float, max_findings: int = MAX_FINDINGS, judged: Bools | None = None
     ) -> None:
-        if case.engine is None:
-            raise AssertionError("there is an engine's result to judge")
-        self._case, self._engine, self._tolerance = case, case.engine, tolerance
+        self._case, self._engine, self._tolerance = case, known(case.engine), tolerance
         shape = (case.num_heads, case.total_q)
         self._judged = np.ones(shape, dtype=bool) if judged is None else judged
         self._grades = np.full(shape, UNJUDGED, dtype=np.int8)
@@ -354,10 +347,10 @@ class EngineJudge:
             self._unmeasured.update(found.scores.unmeasured)
             head, token, _ = found.scores.wrong.cells.T
             self._score_faults[head, part.first + token] = True
-        told = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
+        context = Judged(part, int(self._case.seq_lens[part.request]), record, oracle, self._tolerance)
         for faults, kept in ((True, self._faults), (False, self._legal)):
             room = self._most - len(self._faults) - (0 if faults else len(self._legal))
-            kept.extend(findings(told, found.differences, faults=faults, most=max(0, room)))
+            kept.extend(findings(context, found.differences, faults=faults, most=max(0, room)))
 
     def verdict(self) -> EngineVerdict:
         """Names the causes and sums up all parts."""
@@ -373,7 +366,7 @@ class EngineJudge:
         return self.summary(naming, check_written(self._case))
 
     def _named_in_a_part(self, end: float) -> Naming | None:
-        """Names a fault that only some rows of the call have; it leaves the right ones among them right."""
+        """Names a fault that only one part of the call has."""
         for words, rows in parts_at_fault(self._case, self._grades):
             seconds = end - time.monotonic()
             if seconds <= 0:

@@ -1,7 +1,7 @@
 """A sample of rows, faulty and right, and what an engine with a given fault would have recorded for them.
 
-Each step of the contract can be done wrong: which bytes are read for a block, what keys they are, what
-queries are scored, which keys a row sees, which blocks are forced, and how ids are selected and written.
+Each step of the contract may be wrong: the bytes read for a block, the keys decoded from them, the queries,
+the keys that a row sees, the forced blocks, and how ids are selected and written.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from indexer.case import Case, EngineOrder, EngineRecord
-from indexer.explain.verdict import Bools, Bytes, Floats, Grades, Ids, Ints
+from indexer.explain.verdict import Bools, Bytes, Floats, Grades, Ids, Ints, known
 from kernel.backends.reference.quantizer import E2M1_MAGNITUDES, e4m3_bytes, e4m3_values
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import (
@@ -32,7 +32,7 @@ from kernel.contract import (
 FAULTY_ROWS, RIGHT_ROWS = 32, 16
 """Rows of a sample, at most."""
 MAX_PAGES = 1024
-"""Pages after which a sample takes no further request."""
+"""Pages of a sample's requests, at most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Evidence:
         request: ``[R]``, of the batch.
         head: ``[R]``.
         token: ``[R]`` query token in the whole call.
-        faulty: ``[R]`` whether the engine is wrong there.
+        faulty: ``[R]`` rows where the engine is wrong.
         scores: ``[R, S]`` the engine's; None if not recorded.
         block_ids: ``[R, k]`` the engine's; None if not recorded.
         tolerance: in units of ``sum_i |q_i k_i|``.
@@ -100,27 +100,21 @@ class Evidence:
     @property
     def recorded(self) -> Floats:
         """``[R, S]`` the engine's scores, without columns past the call's last block."""
-        if self.scores is None:
-            raise AssertionError("only asked for with scores")
-        return self.scores[:, : self.num_score_blocks]
+        return known(self.scores)[:, : self.num_score_blocks]
 
     @property
     def ids(self) -> Ids:
         """``[R, k]`` the engine's ids."""
-        if self.block_ids is None:
-            raise AssertionError("only asked for with ids")
-        return self.block_ids
+        return known(self.block_ids)
 
     @property
     def engine(self) -> EngineRecord:
         """The engine's result of the whole call."""
-        if self.case.engine is None:
-            raise AssertionError("only asked for with an engine's result")
-        return self.case.engine
+        return known(self.case.engine)
 
     @property
     def order(self) -> EngineOrder:
-        """The order that the engine's ids are stated in."""
+        """The stated order of the engine's ids."""
         return "any" if self.case.engine is None else self.case.engine.order
 
     def page(self, place: int) -> Bytes:
@@ -130,16 +124,12 @@ class Evidence:
     @property
     def pages(self) -> Bytes:
         """``[num_pages, 9216]``."""
-        if self.case.pages is None:
-            raise AssertionError("evidence is made with pages")
-        return self.case.pages.reshape(-1, PAGE_BYTES)
+        return known(self.case.pages).reshape(-1, PAGE_BYTES)
 
     @property
     def table(self) -> Ids:
         """``[batch, max_blocks]``."""
-        if self.case.block_table is None:
-            raise AssertionError("evidence is made with pages")
-        return self.case.block_table
+        return known(self.case.block_table)
 
     def subset(self, rows: Ints) -> Evidence:
         """Some of these rows."""
@@ -154,20 +144,13 @@ class Evidence:
         )
 
     def narrowed(self, blocks: Ints) -> Evidence:
-        """The same rows, to be computed in some columns only."""
+        """The same rows in some columns only."""
         return replace(self, blocks=blocks)
 
     def at(self, head: Ints, token: Ints) -> Evidence:
-        """Other rows of the call, as many, in place of these; without the engine's result."""
-        request = np.searchsorted(self.case.cu_seqlens_q, token, side="right") - 1
-        return replace(
-            self,
-            request=request.astype(np.int64),
-            head=head,
-            token=token,
-            scores=None,
-            block_ids=None,
-        )
+        """As many other rows of the call, without the engine's result."""
+        request = self.case.requests_of(token)
+        return replace(self, request=request, head=head, token=token, scores=None, block_ids=None)
 
 
 def gather_evidence(case: Case, grades: Grades, fault: int, tolerance: float) -> Evidence:
@@ -175,7 +158,7 @@ def gather_evidence(case: Case, grades: Grades, fault: int, tolerance: float) ->
 
     Args:
         case: with an engine's result, its keys in pages.
-        grades: ``[H, total_q]`` of every row, below 0 where it was not judged.
+        grades: ``[H, total_q]``, below 0 for rows that were not judged.
         fault: the grade of a faulty row.
         tolerance: in units of ``sum_i |q_i k_i|``.
     """
@@ -191,13 +174,10 @@ def gather_evidence(case: Case, grades: Grades, fault: int, tolerance: float) ->
     order = np.argsort(rows[:, 1], kind="stable")  # by token, so by request
     rows, is_faulty = rows[order], is_faulty[order]
     head, token = rows[:, 0], rows[:, 1]
-    request = np.searchsorted(case.cu_seqlens_q, token, side="right") - 1
-    record = case.engine
-    if record is None:
-        raise AssertionError("a judged case has an engine's result")
+    record = known(case.engine)
     return Evidence(
         case=case,
-        request=request.astype(np.int64),
+        request=case.requests_of(token),
         head=head,
         token=token,
         faulty=is_faulty,
@@ -213,7 +193,7 @@ def request_blocks(case: Case) -> Ints:
 
 
 def _requests(case: Case, faulty_per_token: Bools) -> list[int]:
-    """Requests to look at: those with faults, short ones first, and one without any."""
+    """Requests to sample: those with faults, short ones first, and up to two without."""
     blocks = request_blocks(case)
     counts = [
         int(faulty_per_token[start:end].sum())
@@ -231,7 +211,7 @@ def _requests(case: Case, faulty_per_token: Bools) -> list[int]:
 
 
 def _spread(rows: Ints, most: int) -> Ints:
-    """At most so many rows, evenly spaced over tokens and heads."""
+    """At most ``most`` rows, evenly spaced over tokens and heads."""
     if len(rows) <= most:
         return rows
     rows = rows[np.lexsort((rows[:, 0], rows[:, 1]))]
@@ -266,7 +246,7 @@ def scales_of(pages: Bytes) -> Bytes:
 
 
 def keys_of(codes: Bytes, scales: Bytes, groups: Ints = DIMS_TO_GROUPS) -> Floats:
-    """Scored keys of codes ``[..., 128]`` and scales ``[..., 8]``; ``groups`` says whose scale a dim has."""
+    """Scored keys of codes ``[..., 128]`` and scales ``[..., 8]``; ``groups`` is each dim's scale group."""
     place = np.left_shift(scales, 4, dtype=np.uint16)[..., groups] | codes
     return np.asarray(right_table().reshape(-1).take(place), dtype=np.float32)
 
@@ -289,8 +269,7 @@ def _keys_by_pairs(pages: Bytes, pairs: NDArray[np.uint64]) -> Floats:
 
 
 def _pairs(table: Floats) -> NDArray[np.uint64]:
-    """``[65536]``: the values of a byte of codes under a scale byte, the two in one: one look-up for two
-    keys, and nothing is unpacked."""
+    """``[65536]``: both values of a byte of codes under a scale byte, so one look-up decodes two."""
     byte = np.arange(256)
     both = np.stack([table[:, byte & 0x0F], table[:, byte >> 4]], axis=2).astype(np.float32)
     return np.ascontiguousarray(both).view(np.uint64).reshape(-1)
@@ -302,7 +281,7 @@ def _right_pairs() -> NDArray[np.uint64]:
 
 
 def scale_values(scales: Bytes) -> NDArray[np.float64]:
-    """Scales as they multiply: NaN as 0, the sign kept."""
+    """Scales as factors: NaN is 0, the sign is kept."""
     return np.nan_to_num(e4m3_values(scales), nan=0.0)
 
 
@@ -321,20 +300,20 @@ CHUNK_PAGES = 64
 """Pages dequantised at a time: 4 MiB of keys."""
 
 PageOf = Callable[[Evidence, int, int], Bytes | None]
-"""Evidence, request, block to the bytes ``[9216]`` read for it; None where the file does not hold them."""
+"""Evidence, request, block to the bytes ``[9216]`` read for it; None if the file does not hold them."""
 Forced = Callable[[Floats, Ints, Evidence], Floats]
 """Scores ``[R, S]``, causal blocks ``[R]``, evidence to the scores with sentinels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Rows as some way of computing scores them.
+    """Scored rows.
 
     Attributes:
-        scores: ``[R, S]``: ``-inf`` where a row sees nothing, NaN where the file does not tell or nothing
-            was computed.
+        scores: ``[R, S]``: ``-inf`` where a row sees nothing, NaN where the file does not determine the score
+            or it was not computed.
         num_blocks: ``[R]`` blocks that a row selects from.
-        slack: ``[R, S]`` how far sums in fp32 may differ.
+        slack: ``[R, S]`` allowed difference of sums in fp32.
     """
 
     scores: Floats
@@ -350,11 +329,11 @@ class Steps:
         keys: page bytes to keys.
         page_of: which bytes a block of a request is read from; the block table's page when None.
         queries: ``[R, 128]`` query of each row; the contract's when None.
-        position: ``[R]`` positions, which say how many blocks a row sees; the contract's when None.
+        position: ``[R]`` positions, from which follow the blocks that a row sees; the contract's when None.
         last_key: ``[R]`` last key that a row sees; its position when None.
-        first_absent: ``[R]`` keys from this one on are not there; no such key when None.
-        absent_is_zero: whether those are read as zero; they are left out otherwise.
-        forced: puts in the sentinels; the contract's when None.
+        first_absent: ``[R]`` first key that is missing, with all after it; none is when None.
+        absent_is_zero: whether missing keys are read as zero, rather than left out.
+        forced: forces blocks; the contract's when None.
     """
 
     keys: PageKeys = right_keys
@@ -383,7 +362,7 @@ def score(evidence: Evidence, steps: Steps | None = None) -> Scored:
 
 
 def _has_right_products(steps: Steps) -> bool:
-    """Whether nothing but the sentinels differs from the contract."""
+    """Whether at most the forced blocks differ from the contract."""
     return all(
         getattr(steps, field.name) is field.default for field in fields(steps) if field.name != "forced"
     )
@@ -426,22 +405,22 @@ def _best(queries: Floats, keys: Floats, blocks: Ints, steps: Steps, rows: Ints,
         flat: Floats = queries @ keys.reshape(-1, HEAD_DIM).T
     products: Floats = flat.reshape(len(queries), count, BLOCK_TOKENS)
     if np.isnan(products).any():
-        # A NaN product wins in no maximum of hardware; the contract counts a NaN score as -inf, too.
+        # A NaN product never wins a maximum in hardware; the contract counts a NaN score as -inf, too.
         products[np.isnan(products)] = -np.inf
     products = _absent_as(np.float32(0 if steps.absent_is_zero else -np.inf), products, blocks, steps, rows)
     return _largest_seen(products, blocks, last_key)
 
 
 def _longest(keys: Floats, blocks: Ints, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
-    """Length of the longest visible key of each of ``blocks``: ``[rows, blocks]``. What lies behind the last
-    one may be of any size, and rounds no score."""
+    """Length of the longest visible key of each of ``blocks``: ``[rows, blocks]``. Later keys may be of any
+    size: they round no score."""
     squares: Floats = np.nan_to_num(np.einsum("ptd,ptd->pt", keys, keys), nan=0.0, posinf=np.inf)
     seen = _largest_seen(_absent_as(np.float32(0), squares[None], blocks, steps, rows), blocks, last_key)
     return np.asarray(np.sqrt(np.maximum(seen, 0)), dtype=np.float32)
 
 
 def _absent_as(value: np.float32, values: Floats, blocks: Ints, steps: Steps, rows: Ints) -> Floats:
-    """Values of keys ``[rows or 1, blocks, 128]``, those of absent keys replaced."""
+    """Values of keys ``[rows or 1, blocks, 128]``, with ``value`` for missing keys."""
     if steps.first_absent is None:
         return values
     place = blocks[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)
@@ -452,7 +431,7 @@ def _largest_seen(values: Floats, blocks: Ints, last_key: Ints) -> Floats:
     """Largest of the values of keys ``[rows or 1, blocks, 128]`` that a row sees: ``[rows, blocks]``."""
     rows = len(last_key)
     best: Floats = np.broadcast_to(values.max(axis=2), (rows, len(blocks))).copy()
-    end = last_key // BLOCK_TOKENS  # the only block that a row sees a part of
+    end = last_key // BLOCK_TOKENS  # the only block that a row may see in part
     best[blocks > end[:, None]] = -np.inf
     place = np.searchsorted(blocks, end).clip(max=len(blocks) - 1)
     (cut,) = np.nonzero(blocks[place] == end)
@@ -508,7 +487,7 @@ def _nothing() -> Bytes:
 
 
 def _pages(evidence: Evidence, page_of: PageOf | None, request: int, blocks: Ints) -> tuple[Bytes, Bools]:
-    """Bytes of blocks ``[count, 9216]``, and which of them the file holds."""
+    """Bytes of blocks ``[count, 9216]``, and whether the file holds them."""
     if page_of is None:
         return evidence.pages[evidence.table[request, blocks]], np.ones(len(blocks), dtype=bool)
     found = [page_of(evidence, request, int(block)) for block in blocks]
@@ -516,23 +495,23 @@ def _pages(evidence: Evidence, page_of: PageOf | None, request: int, blocks: Int
     return np.stack([_nothing() if page is None else page for page in found]), known
 
 
-# ---- Predictions: what is recorded as scores, and what ids are selected ----
+# ---- Predictions: recorded scores and selected ids ----
 
 IdOrder = Literal["score", "lowest score", "block", "last block", "any"]
 ReadIds = Callable[[Evidence, Ids], Ids]
-"""Evidence and ids as the engine wrote them ``[R, k]`` to the blocks that they stand for."""
+"""Evidence and the engine's ids ``[R, k]`` to the blocks that they mean."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """What a fault gives.
+    """What an engine with a fault records.
 
     Attributes:
-        scores: what would be recorded as scores.
-        ranked: what ids are selected by.
-        topk: ids that a row has, the case's where None.
-        order: of the ids in a row, the one stated where None.
-        read_ids: which blocks the ids of an engine with this fault stand for, themselves where None.
+        scores: the recorded scores.
+        ranked: the scores that ids are selected by.
+        topk: ids of a row, the case's when None.
+        order: of a row's ids, the stated one when None.
+        read_ids: the blocks that such an engine's ids mean, the ids themselves when None.
     """
 
     scores: Scored
@@ -543,12 +522,12 @@ class Prediction:
 
 
 def prediction_by_contract(evidence: Evidence) -> Prediction:
-    """What a right engine gives."""
+    """What a right engine records."""
     return by_scores(score(evidence))
 
 
 def by_scores(scored: Scored) -> Prediction:
-    """Ids that are selected by the scores that are recorded."""
+    """Ids selected by the recorded scores."""
     return Prediction(scored, scored)
 
 
@@ -563,7 +542,7 @@ def by_steps(steps: Callable[[Evidence], Steps]) -> Callable[[Evidence], Predict
 
 
 def by_keys(keys: PageKeys) -> Callable[[Evidence], Prediction]:
-    """Predicts from pages that are read as other keys."""
+    """Predicts from pages decoded as other keys."""
     return by_steps(lambda _: Steps(keys=keys))
 
 
@@ -575,7 +554,7 @@ def by_page(page_of: PageOf) -> Callable[[Evidence], Prediction]:
 def by_ids(
     read: ReadIds | None, order: IdOrder | None = None, topk: int | None = None
 ) -> Callable[[Evidence], Prediction]:
-    """Predicts right scores and a right selection, written in another way."""
+    """Predicts right scores, and a right selection written in another way."""
 
     def predict(evidence: Evidence) -> Prediction:
         right = score(evidence)

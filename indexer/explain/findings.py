@@ -1,4 +1,4 @@
-"""Turns a part's differences into findings: where each is, and which rule it breaks, human-readable."""
+"""Turns a part's differences into findings: the place of each, and the rule it breaks in words."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from indexer.explain.verdict import (
     Finding,
     Ints,
     Rule,
+    known,
 )
 from indexer.oracle import OracleResult
 from kernel.batch import LOCAL_SCORE
@@ -30,19 +31,19 @@ from kernel.contract import BLOCK_TOKENS, SUPPORTED_HEADS
 ENTRY_RULES: tuple[Rule, ...] = ("below -1", "not of the row", "repeated", "too few", "gap")
 """Rules that one entry of a row breaks."""
 SHOWN_LACKS = 3
-"""Missing blocks that a text lists."""
+"""Missing blocks listed in a text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What the findings of a part are made from.
+    """A judged part of a call.
 
     Attributes:
         part: the part.
         seq_len: keys of its whole request.
-        engine: the engine's result of the part.
-        oracle: the right one.
-        tolerance: in units of the cells' bounds.
+        engine: the engine's result.
+        oracle: the right result.
+        tolerance: in units of a cell's bound.
     """
 
     part: Part
@@ -54,7 +55,7 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of a part, which sees ``seen`` blocks."""
+    """One row of a part; it sees ``seen`` blocks."""
 
     judged: Judged
     head: int
@@ -63,13 +64,13 @@ class Row:
 
     @property
     def ids(self) -> list[int]:
-        """As the engine wrote them; empty if it recorded none."""
+        """The engine's ids; empty if none were recorded."""
         ids = self.judged.engine.block_ids
         return [] if ids is None else [int(i) for i in ids[self.head, self.token]]
 
     @property
     def lacks(self) -> list[int]:
-        """Blocks of the right selection that are not among the ids, best first."""
+        """Blocks of the right selection missing from the ids, best first."""
         right = self.judged.oracle.block_ids[self.head, self.token].tolist()
         return [block for block in right if block != NONE and block not in self.ids]
 
@@ -89,13 +90,11 @@ class Row:
 
 
 def rule_of(row: Row, rule: Rule, verdict: str, block: int, place: int, against: int) -> str:
-    """The rule, with the numbers of the row."""
+    """The rule in words, with the row's numbers."""
     if rule == "score":
         return _score_rule(row, block)
     if rule in ("picked", "missed"):
         return _exchange_rule(row, rule, verdict, against)
-    if place == NONE:
-        raise AssertionError("rules of ids have a place")
     if rule in ENTRY_RULES:
         return _entry_rule(row, rule, place) + _lacked(row)
     return _order_rule(row, rule, place, block, against)
@@ -103,9 +102,7 @@ def rule_of(row: Row, rule: Rule, verdict: str, block: int, place: int, against:
 
 def _score_rule(row: Row, block: int) -> str:
     at = row.head, row.token, block
-    have = row.own_score(block)
-    if have is None:
-        raise AssertionError("scores are judged where there are any")
+    have = known(row.own_score(block))
     want, bound = float(row.judged.oracle.scores[at]), float(row.judged.oracle.bounds[at])
     why = int(unmeasured(np.array([have]), np.array([want]), np.array([bound]))[0])
     if why == MEASURED:
@@ -180,11 +177,11 @@ def _order_rule(row: Row, rule: Rule, place: int, block: int, against: int) -> s
 
 MAX_HEADS = max(SUPPORTED_HEADS)
 OWN_RULES: tuple[Rule, ...] = ("own best", "own tie", "own descending", "own tied order")
-"""Rules that the engine's own scores decide."""
+"""Rules decided by the engine's own scores."""
 
 
 def findings(judged: Judged, differences: list[Differences], *, faults: bool, most: int) -> Iterator[Finding]:
-    """Yields the first faults, or the first legal differences, row by row; in a row by kind."""
+    """Yields the first faults, or the first legal differences, by row and kind."""
     picked = [(one, *_first(one, faults, most)) for one in differences]
     entries = [
         (row, KINDS.index(one.kind), int(one.place[i]), int(one.cells[i, 2]), one, i)
@@ -197,7 +194,7 @@ def findings(judged: Judged, differences: list[Differences], *, faults: bool, mo
 
 
 def _first(one: Differences, faults: bool, most: int) -> tuple[Ints, Ints]:
-    """Places among which the first ``most`` are, all of a row or none, and their rows by token and head."""
+    """Places that contain the first ``most``, whole rows only, and their rows by token and head."""
     places = np.flatnonzero((one.grades == FAULT) == faults)
     if not most or not len(places):
         return places[:0], places[:0]
@@ -249,14 +246,14 @@ def _finding(judged: Judged, one: Differences, i: int) -> Finding:
     )
 
 
-# ---- Parts of a call that hold all of its faulty rows ----
+# ---- Parts of a call with all of its faulty rows ----
 
 LEAST_FAULTY = 4
-"""Rows: fewer lie in one part by chance."""
+"""Fewer faulty rows may be in one part by chance."""
 
 
 def parts_at_fault(case: Case, grades: NDArray[np.int8]) -> Iterator[tuple[str, Bools]]:
-    """Yields a text for each part and its rows ``[H, total_q]``: no row outside is faulty, some are right.
+    """Yields the name of each part and its rows ``[H, total_q]``: no row outside is faulty, some are right.
 
     Args:
         case: the call.
@@ -266,7 +263,7 @@ def parts_at_fault(case: Case, grades: NDArray[np.int8]) -> Iterator[tuple[str, 
     if faulty.sum() < LEAST_FAULTY:
         return
     head, token = np.arange(case.num_heads)[:, None], np.arange(case.total_q)
-    request = np.searchsorted(case.cu_seqlens_q, token, side="right") - 1
+    request = case.requests_of(token)
     position = case.positions()
     heads, tokens = np.nonzero(faulty)
     start = int(position[tokens].min())

@@ -1,13 +1,14 @@
 """Judges one part of an engine's result against the oracle: which rows differ, and by how much.
 
-Three rules hold, each with its own differences. Ids must be a selection of the row at all. Scores and
-selections must be the oracle's within rounding. The selection must follow the engine's own scores exactly.
+Three rules: a row's ids must be a valid selection, scores and selection must match the oracle within
+rounding, and the selection must follow the engine's own scores exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -28,22 +29,23 @@ from indexer.explain.verdict import (
     Ints,
     Rule,
     differences,
+    picked_blocks,
     places_of,
 )
 from indexer.oracle import WRONG_CELL_ERROR, OracleResult
 from kernel.batch import LOCAL_SCORE
 
-# ---- Rows that hold a selection ----
+# ---- Rows that hold a valid selection ----
 
 
 @dataclass(frozen=True, eq=False)
 class Picked:
-    """What rows pick.
+    """What rows select.
 
     Attributes:
-        blocks: ``[H, tokens, S]`` whether a row picks a block that it sees.
-        invalid: ``[H, tokens]`` rows whose ids are no selection.
-        wrong: the entries that keep them from it, and -1 that stands before an id.
+        blocks: ``[H, tokens, S]`` blocks that a row sees and selects.
+        invalid: ``[H, tokens]`` rows whose ids are no valid selection.
+        wrong: the entries that make them invalid, and each -1 before an id.
     """
 
     blocks: Bools
@@ -51,20 +53,18 @@ class Picked:
     wrong: list[Differences]
 
 
-def picked_blocks(ids: Ids, num_blocks: Ids, columns: int, order: str) -> Picked:
-    """Read rows of ids.
+def read_selection(ids: Ids, num_blocks: Ids, columns: int, order: str) -> Picked:
+    """Check rows of ids.
 
     Args:
         ids: ``[H, tokens, k]``, -1 is no block.
-        num_blocks: ``[tokens]`` blocks that a row sees: it must pick k of them, or all if there are fewer.
+        num_blocks: ``[tokens]`` blocks that a row sees: it must select k of them, or all if there are fewer.
         columns: S.
-        order: that the ids are promised in; in ``any`` -1 may stand between them.
+        order: the promised order of the ids; with ``any``, -1 may stand between them.
     """
     is_id = ids != NONE
     in_row = (ids >= 0) & (ids < num_blocks[:, None])
-    blocks = np.zeros((*ids.shape[:2], columns + 1), dtype=bool)
-    np.put_along_axis(blocks, np.where(in_row, ids, columns).astype(np.int64), True, axis=2)
-    blocks = blocks[:, :, :-1]
+    blocks = picked_blocks(np.where(in_row, ids, np.int32(NONE)), columns)
     wanted = np.minimum(num_blocks, ids.shape[2])
     repeated = _repeated(ids, in_row, in_row.sum(axis=2) > blocks.sum(axis=2))
     too_few = is_id.sum(axis=2) < wanted
@@ -87,7 +87,7 @@ def picked_blocks(ids: Ids, num_blocks: Ids, columns: int, order: str) -> Picked
 
 
 def _repeated(ids: Ids, in_row: Bools, rows: Bools) -> Bools:
-    """Entries whose block stands at an earlier place of the row already, in the rows given."""
+    """Entries of the marked rows whose block stands at an earlier place of the row."""
     repeated = np.zeros(ids.shape, dtype=bool)
     some = ids[rows]
     order = np.argsort(some, axis=1, kind="stable")
@@ -111,14 +111,14 @@ def _entries(ids: Ids, rule: Rule, at: Bools) -> Differences:
 
 
 def out_of_order(ids: Ids, order: str, oracle: OracleResult, allowed: Doubles, rows: Bools) -> Differences:
-    """The first two neighbours of each row that are in no order that rounding could give.
+    """The first pair of neighbours of each row whose order rounding cannot explain.
 
     Args:
         ids: ``[H, tokens, k]``.
         order: ``score``, ``block`` or ``any``.
         oracle: the right scores.
-        allowed: ``[H, tokens, S]`` how far a score may be off.
-        rows: ``[H, tokens]`` that hold a selection.
+        allowed: ``[H, tokens, S]`` largest error of a score.
+        rows: ``[H, tokens]`` rows to check, all valid.
     """
     before, after = ids[:, :, :-1], ids[:, :, 1:]
     both = (before >= 0) & (after >= 0) & rows[:, :, None]
@@ -130,7 +130,7 @@ def out_of_order(ids: Ids, order: str, oracle: OracleResult, allowed: Doubles, r
     clipped = ids.clip(0, columns - 1).astype(np.int64)
     scores = np.take_along_axis(oracle.scores.astype(np.float64), clipped, axis=2)
     slack = np.take_along_axis(allowed, clipped, axis=2)
-    with np.errstate(invalid="ignore"):  # ids of blocks that a row does not see; those rows are left out
+    with np.errstate(invalid="ignore"):  # ids that the row does not see, in rows that are not checked
         rises = scores[:, :, 1:] - scores[:, :, :-1] > slack[:, :, 1:] + slack[:, :, :-1]
     return neighbours(ids, "descending", both & rises, FAULT)
 
@@ -138,8 +138,7 @@ def out_of_order(ids: Ids, order: str, oracle: OracleResult, allowed: Doubles, r
 def neighbours(ids: Ids, rule: Rule, at: Bools, grade: int) -> Differences:
     """The first pair of neighbours of each row that is marked in ``at`` ``[H, tokens, k - 1]``.
 
-    The pair does not tell which of the two is out of place: the cell is the later one's, held against the
-    earlier one.
+    Either of the two may be out of place; the cell is the later one's, ``against`` the earlier one.
     """
     found = np.argwhere(at.any(axis=2))
     head, token = found[:, 0], found[:, 1]
@@ -160,17 +159,17 @@ UNMEASURED = (
     "another forced score",
     "not exactly 0",
 )
-"""Why no error of a cell can be stated, by :func:`unmeasured`."""
+"""Why a cell has no measurable error, by the code of :func:`unmeasured`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreJudgement:
-    """Cells of a part.
+    """Scores of a part.
 
     Attributes:
-        wrong: those that are faults: rounding of a score alone is not a difference.
-        max_measured_error: of the cells that have one, in units of their bounds.
-        unmeasured: how many have none though they must be equal and are not, by :data:`UNMEASURED`.
+        wrong: faulty cells; the rounding of a score alone is not a difference.
+        max_measured_error: largest measurable error, in units of the cell's bound.
+        unmeasured: number of differing cells without a measurable error, by :data:`UNMEASURED`.
     """
 
     wrong: Differences
@@ -198,10 +197,10 @@ def judge_scores(got: Floats, oracle: OracleResult, visible: Bools, tolerance: f
 
 
 def unmeasured(have: Doubles, want: Doubles, bound: Doubles) -> Grades:
-    """Which of :data:`UNMEASURED` holds for cells that differ: an engine's, the right score, its bound.
+    """Index into :data:`UNMEASURED` of differing cells, from the engine's score, the right one and its bound.
 
-    An error in units of the bound says something of two numbers only: NaN compares with nothing, a forced
-    block's score stands for no number, and a bound of 0 allows none but 0.
+    Only two finite numbers have an error in units of the bound: a forced block's score is a marker, and a
+    bound of 0 allows 0 only.
     """
     forced = want >= LOCAL_SCORE
     conditions = (
@@ -227,29 +226,25 @@ def exchanged(
     Args:
         ids: ``[H, tokens, k]``.
         picked: ``[H, tokens, S]`` the blocks among them.
-        oracle: the right one.
+        oracle: the right selection.
         visible: ``[tokens, S]``.
-        allowed: ``[H, tokens, S]`` how far a score may be off.
-        rows: ``[H, tokens]`` to compare.
+        allowed: ``[H, tokens, S]`` largest error of a score.
+        rows: ``[H, tokens]`` rows to compare.
     """
-    right = np.zeros((*picked.shape[:2], picked.shape[2] + 1), dtype=bool)
-    places = np.where(oracle.block_ids < 0, picked.shape[2], oracle.block_ids).astype(np.int64)
-    np.put_along_axis(right, places, True, axis=2)
-    right = right[:, :, :-1]
+    right = picked_blocks(oracle.block_ids, picked.shape[2])
     scores = oracle.scores.astype(np.float64)
     left = visible & ~picked
     kth = np.where(right, scores, np.inf).min(axis=2, initial=np.inf)[:, :, None]
     worst_picked = np.where(picked, scores + allowed, np.inf).min(axis=2, initial=np.inf)[:, :, None]
     best_left = np.where(left, scores - allowed, -np.inf).max(axis=2, initial=-np.inf)[:, :, None]
+    only_picked, only_right = picked & ~right, right & ~picked
+    sides: tuple[tuple[Literal["picked", "missed"], Bools, Bools, float, Bools], ...] = (
+        ("picked", only_picked, only_right, 1.0, scores + allowed < best_left),
+        ("missed", only_right, only_picked, -1.0, scores - allowed > worst_picked),
+    )
     found = []
-    for kind in ("picked", "missed"):
-        if kind == "picked":
-            cells_of, faulty = picked & ~right, scores + allowed < best_left
-            others, sign = right & ~picked, 1.0
-        else:
-            cells_of, faulty = right & ~picked, scores - allowed > worst_picked
-            others, sign = picked & ~right, -1.0
-        cells = np.argwhere(cells_of & rows[:, :, None])
+    for kind, own, others, sign, faulty in sides:
+        cells = np.argwhere(own & rows[:, :, None])
         place = tuple(cells.T)
         equal = others & (scores == kth)
         row = cells[:, 0], cells[:, 1]
@@ -257,22 +252,18 @@ def exchanged(
         grades = np.where(faulty[place], FAULT, np.where(tied, TIE, ROUNDING)).astype(np.int8)
         farthest = np.where(others, sign * scores, -np.inf).argmax(axis=2)
         against = np.where(grades == TIE, equal.argmax(axis=2)[row], farthest[row])
-        if kind == "picked":
-            at = places_of(ids, cells)
-            found.append(differences("picked", "picked", cells, grades, place=at, against=against))
-        else:
-            found.append(differences("missed", "missed", cells, grades, against=against))
+        found.append(differences(kind, kind, cells, grades, place=places_of(ids, cells), against=against))
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class OwnJudgement:
-    """A selection by the scores that it was made from.
+    """A selection against the engine's own scores.
 
     Attributes:
-        not_best: ``[H, tokens]`` rows that leave out a block of a better score than one they pick.
-        misordered: ``[H, tokens]`` rows that hold a block after one of a worse score, though they promise
-            the order of scores.
+        not_best: ``[H, tokens]`` rows that leave out a block with a better score than one they select.
+        misordered: ``[H, tokens]`` rows with a block after one of a worse score, where the promised order is
+            that of the scores.
         wrong: a fault of each such row.
         ties: rows that prefer the higher id of equal scores.
     """
@@ -298,8 +289,8 @@ def judge_by_own_scores(
         picked: ``[H, tokens, S]`` the blocks among them.
         own: ``[H, tokens, S]``, NaN as ``-inf``.
         visible: ``[tokens, S]``.
-        rows: ``[H, tokens]`` that hold a selection.
-        by_score: whether the ids are promised in the order of the scores.
+        rows: ``[H, tokens]`` rows to judge, all valid.
+        by_score: whether the promised order is that of the scores.
     """
     left = np.where(visible & ~picked, own, -np.inf)
     best = left.argmax(axis=2)  # the lowest id of equal ones
@@ -327,7 +318,7 @@ def judge_by_own_scores(
 
 
 def _pairs(ids: Ids, rule: Rule, grade: int, rows: Bools, worst: Ints, best: Ints) -> Differences:
-    """The worst block that a row picks and the best that it leaves."""
+    """The worst block that a row selects, against the best that it leaves out."""
     cells = np.column_stack([np.argwhere(rows), worst[rows]])
     place = places_of(ids, cells)
     return differences("selection", rule, cells, grade, place=place, against=best[rows])
@@ -339,10 +330,10 @@ class PartJudgement:
 
     Attributes:
         grades: ``[H, tokens]``, ``UNJUDGED`` to ``FAULT``.
-        selection_faults: ``[H, tokens]``: ids that are no selection, or not the best by the engine's own
+        selection_faults: ``[H, tokens]`` rows whose ids are invalid or not the best by the engine's own
             scores; None unless both were recorded.
-        scores: of the scores; None without them.
-        differences: every place that differs.
+        scores: None if they were not recorded.
+        differences: all of them.
     """
 
     grades: Grades
@@ -357,11 +348,11 @@ def judge_part(
     """Judge a part.
 
     Args:
-        case: of one request.
-        engine: its result.
-        oracle: the right one.
-        tolerance: in units of the cells' bounds.
-        judged: ``[H, tokens]`` rows to look at; the others are of the grade ``UNJUDGED``.
+        case: one request.
+        engine: the engine's result.
+        oracle: the right result.
+        tolerance: in units of a cell's bound.
+        judged: ``[H, tokens]`` rows to judge; the others stay ``UNJUDGED``.
     """
     num_blocks, columns = case.num_blocks_per_query(), oracle.scores.shape[2]
     visible = np.arange(columns) < num_blocks[:, None]
@@ -374,67 +365,47 @@ def judge_part(
         found.append(scores.wrong)
     if engine.block_ids is not None:
         ids = engine.block_ids
-        picked = picked_blocks(ids, num_blocks, columns, engine.order)
+        picked = read_selection(ids, num_blocks, columns, engine.order)
         rows = judged & ~picked.invalid
         allowed = np.where(forced, 0.0, tolerance * oracle.bounds)
-        found += [_within(wrong, judged) for wrong in picked.wrong]
+        found += [wrong.within(judged) for wrong in picked.wrong]
         found += exchanged(ids, picked.blocks, oracle, visible, allowed, rows)
         legal: list[Differences] = []
         # Ids that follow the engine's own scores are in another order only where a score is at fault.
         if engine.scores is None or engine.order == "block":
             found.append(out_of_order(ids, engine.order, oracle, allowed, rows))
         if engine.scores is not None:
-            own = _by_own_scores(engine, picked, got, oracle, visible, rows)
+            own = _by_own_scores(ids, engine.order, picked.blocks, got, oracle, visible, rows)
             found += own.wrong
             legal = own.ties
             selection_faults = judged & (picked.invalid | own.not_best)
         # A tie by the engine's own scores is reported only in rows without another difference.
         exact = _graded(judged, found) == RIGHT
-        found += [_within(ties, exact) for ties in legal]
+        found += [ties.within(exact) for ties in legal]
     found = [one for one in found if len(one.cells)]
     return PartJudgement(_graded(judged, found), selection_faults, scores, found)
 
 
 def _by_own_scores(
-    engine: EngineRecord,
-    picked: Picked,
-    got: Floats,
-    oracle: OracleResult,
-    visible: Bools,
-    rows: Bools,
+    ids: Ids, order: str, picked: Bools, got: Floats, oracle: OracleResult, visible: Bools, rows: Bools
 ) -> OwnJudgement:
-    """Judge the selection by the scores recorded, or by those with the contract's forced blocks put in.
+    """Judge the selection by the recorded scores, or by those with the contract's blocks forced.
 
-    An engine may force blocks in its selection only: its scores are wrong then, and its selection is not.
+    An engine may force blocks in its selection only: then its scores are wrong, and its selection is not.
     """
-    if engine.block_ids is None:
-        raise AssertionError("only asked for with ids")
     own = np.where(visible & ~np.isnan(got), got, np.float32(-np.inf))
-    by_score = engine.order == "score"
-    judged = judge_by_own_scores(engine.block_ids, picked.blocks, own, visible, rows, by_score)
+    by_score = order == "score"
+    judged = judge_by_own_scores(ids, picked, own, visible, rows, by_score)
     forced = (oracle.scores >= LOCAL_SCORE) & (own < LOCAL_SCORE)
     again = judged.faults & forced.any(axis=2)
     if not again.any():
         return judged
     own = np.where(forced, oracle.scores, own)
-    forcing = judge_by_own_scores(engine.block_ids, picked.blocks, own, visible, again, by_score)
+    forcing = judge_by_own_scores(ids, picked, own, visible, again, by_score)
     forgiven = again & ~forcing.faults
-    ties = [_within(one, ~forgiven) for one in judged.ties] + [_within(one, forgiven) for one in forcing.ties]
-    wrong = [_within(one, ~forgiven) for one in judged.wrong]
+    ties = [one.within(~forgiven) for one in judged.ties] + [one.within(forgiven) for one in forcing.ties]
+    wrong = [one.within(~forgiven) for one in judged.wrong]
     return OwnJudgement(judged.not_best & ~forgiven, judged.misordered & ~forgiven, wrong, ties)
-
-
-def _within(places: Differences, rows: Bools) -> Differences:
-    """Those of the rows given."""
-    kept = rows[places.cells[:, 0], places.cells[:, 1]]
-    return differences(
-        places.kind,
-        places.rule,
-        places.cells[kept],
-        places.grades[kept],
-        place=places.place[kept],
-        against=places.against[kept],
-    )
 
 
 def _graded(judged: Bools, found: Iterable[Differences]) -> Grades:

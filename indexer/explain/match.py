@@ -19,7 +19,7 @@ from indexer.explain.evidence import (
     right_queries,
     score,
 )
-from indexer.explain.verdict import Bools, Floats, Ids, Ints
+from indexer.explain.verdict import Bools, Floats, Ids, Ints, picked_blocks
 from kernel.backends.reference.quantizer import E4M3_MAX
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
@@ -27,19 +27,19 @@ from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """Rows that a prediction gives, and how much of it the file could not tell.
+    """Rows that a prediction reproduces, and how much of it the file leaves undetermined.
 
     Attributes:
         rows: ``[R]``.
-        cells: visible cells and ids that agree, to break ties of rows.
-        unknown: cells of faulty rows whose value the file does not determine.
-        told: ``[R]`` whether the file determines any cell that a row reads, or lacks none.
+        cells: visible cells and ids that agree, to break ties between rows.
+        unknown: undetermined cells of faulty rows.
+        determined: ``[R]`` rows of which the file determines all cells, or one that the row reads.
     """
 
     rows: Bools
     cells: int
     unknown: int
-    told: Bools
+    determined: Bools
 
 
 def match(prediction: Prediction, evidence: Evidence) -> Match:
@@ -53,21 +53,21 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
         got = evidence.recorded
         agrees = score_agrees(prediction, evidence) | ~visible
         rows &= agrees.all(axis=1)
-        # Cells that no row sees may hold anything, but a fault that predicts what they hold gains by it.
+        # Cells that no row sees may hold anything, but predicting them counts in a fault's favour.
         cells += int((agrees & visible & ~unknown).sum()) + int(((got == scores) & ~visible).sum())
     if evidence.block_ids is not None:
         chosen = ids_agree(prediction, evidence)
         rows &= chosen
         cells += int(chosen.sum())
-    # A sentinel does not depend on the page: it is no evidence of what was read.
+    # A sentinel does not depend on the page, so it says nothing of what was read.
     read = visible & ~unknown & (scores < LOCAL_SCORE)
-    told = np.asarray(read.any(axis=1) | ~unknown.any(axis=1))
-    return Match(rows, cells, int(unknown[evidence.faulty].sum()), told)
+    determined = np.asarray(read.any(axis=1) | ~unknown.any(axis=1))
+    return Match(rows, cells, int(unknown[evidence.faulty].sum()), determined)
 
 
 def score_agrees(prediction: Prediction, evidence: Evidence) -> Bools:
-    """``[R, S]`` cells whose recorded score is the predicted one, or one that is not known and some page's
-    content could give."""
+    """``[R, S]`` cells whose recorded score is the predicted one; of undetermined cells, one that some page
+    could give."""
     scores, got = prediction.scores.scores, evidence.recorded
     with np.errstate(invalid="ignore"):
         near = np.abs(got.astype(np.float64) - scores) <= prediction.scores.slack
@@ -82,8 +82,8 @@ def score_agrees(prediction: Prediction, evidence: Evidence) -> Bools:
 
 
 def possible_scores(evidence: Evidence) -> Bools:
-    """``[R, S]`` recorded scores that a page of some content gives: no key exceeds 448, and none is NaN, so
-    that ``|score| <= 448 * sum_i |q_i|``, and fp32 rounding."""
+    """``[R, S]`` recorded scores that some page could give: keys are at most 448 and never NaN, so
+    ``|score| <= 448 * sum_i |q_i|`` within fp32 rounding."""
     got = evidence.recorded.astype(np.float64)
     most = E4M3_MAX * np.abs(right_queries(evidence).astype(np.float64)).sum(axis=1)
     with np.errstate(invalid="ignore"):
@@ -91,8 +91,8 @@ def possible_scores(evidence: Evidence) -> Bools:
 
 
 def ids_agree(prediction: Prediction, evidence: Evidence) -> Bools:
-    """``[R]`` rows whose ids are a top-k of the prediction, equal and close scores in any order, and in the
-    order stated."""
+    """``[R]`` rows whose ids are a top-k of the prediction in the stated order; equal and close scores may
+    stand in any order."""
     written = evidence.ids
     ids = written if prediction.read_ids is None else prediction.read_ids(evidence, written)
     scores, slack = prediction.ranked.scores, prediction.ranked.slack
@@ -113,14 +113,6 @@ def ids_agree(prediction: Prediction, evidence: Evidence) -> Bools:
     if order != "any":
         fits &= _in_order(ids, written, order, low, high)
     return np.asarray(valid & fits)
-
-
-def picked_blocks(ids: Ids, columns: int) -> Bools:
-    """``[R, columns]`` blocks that ids ``[R, k]`` hold; ids outside are left out."""
-    held = np.zeros((len(ids), columns + 1), dtype=bool)
-    inside = (ids >= 0) & (ids < columns)
-    np.put_along_axis(held, np.where(inside, ids, columns).astype(np.int64), True, axis=1)
-    return held[:, :-1]
 
 
 def _in_order(ids: Ids, written: Ids, order: IdOrder, low: Floats, high: Floats) -> Bools:
@@ -149,11 +141,10 @@ def _ascends(ids: Ids, order: IdOrder) -> Bools:
 
 
 def disagreements(evidence: Evidence, right: Prediction) -> Ints:
-    """``[R]`` how many independent things a row has otherwise than the contract, as bits that chance would
-    need: 8 for a score; for ids ``2 m - 1`` of ``m`` wrong blocks, or one less than the ids out of place.
+    """``[R]`` bits of evidence in a row's deviations from the contract: 8 for a score; for ids ``2 m - 1`` of
+    ``m`` wrong blocks, or one less than the ids out of place.
 
-    One wrong block is worth one bit only: that a row's k-th and next block change places is what noise does
-    first, and what many a fault does.
+    One wrong block counts one bit only: noise, like many faults, first swaps a row's k-th and next block.
     """
     bits = np.zeros(len(evidence.request), dtype=np.int64)
     scores = right.scores.scores
@@ -178,22 +169,22 @@ def disagreements(evidence: Evidence, right: Prediction) -> Ints:
     return bits
 
 
-# ---- The page of the file that gives what an engine has for a block ----
+# ---- Which page of the file explains what an engine has for a block ----
 
 MAX_CELLS = 16
-"""Blocks that are looked for."""
+"""Blocks to find pages for, at most."""
 MAX_PAGES = 4096
-"""Pages that are tried."""
+"""Pages tried, at most."""
 LEAST_ROWS = 2
-"""Rows that must agree: one score alone could be another page's by chance."""
+"""Rows that must agree: a single score may match another page by chance."""
 LEAST_CONTRADICTIONS = 2
-"""Rows in which every other page must be wrong, where ids alone tell of a page."""
+"""Rows in which every other page must be wrong, where only ids were recorded."""
 Cell = tuple[int, int]
 
 
 def pages_that_match(evidence: Evidence, cells: frozenset[Cell]) -> dict[Cell, int]:
     """For each (request, block) the page whose keys give the engine's scores in every row that sees the whole
-    block; the only one that its picks allow where there are no scores. Empty unless there is one for each."""
+    block; without scores, the only page that its ids allow. Empty unless each block has one."""
     if len(cells) > MAX_CELLS:
         return {}
     rows_of = {}
@@ -235,8 +226,8 @@ def _scores_of_pages(evidence: Evidence) -> tuple[Floats, Floats]:
 
 
 def _bounds_by_ids(evidence: Evidence) -> tuple[Bools, Floats, Floats]:
-    """Which blocks are picked ``[R, S]``, and the right scores of each row's worst pick and best other; a
-    picked block must not be below the latter, one that is left not above the former."""
+    """Selected blocks ``[R, S]``, and the right scores of the selected and of the others: a selected block
+    must not score below the best other, another one not above the worst selected."""
     right = score(evidence).scores
     picked = picked_blocks(evidence.ids, right.shape[1])
     return picked, np.where(picked, right, np.inf), np.where(evidence.visible & ~picked, right, -np.inf)
@@ -245,7 +236,7 @@ def _bounds_by_ids(evidence: Evidence) -> tuple[Bools, Floats, Floats]:
 def _only_page(
     best: Floats, slack: Floats, rows: Ints, block: int, bounds: tuple[Bools, Floats, Floats]
 ) -> Ints:
-    """The page that the picks of ``rows`` allow, if all others are wrong in some of them."""
+    """The page that the ids of ``rows`` allow, if all others are wrong in some of them."""
     picked, picks, others = bounds
     taken = picked[rows, block][:, None]
     apart = np.arange(picked.shape[1]) != block
@@ -258,20 +249,20 @@ def _only_page(
     return pages
 
 
-# ---- The columns in which a hypothesis is tried first: few, and those that tell most ----
+# ---- The few, most informative columns in which a hypothesis is tried first ----
 
 WIDE = 256
-"""Blocks of a call up to which all columns are computed at once."""
+"""Blocks of a call up to which all columns are computed."""
 DRAWN_COLUMNS = 16
-"""Columns that are drawn whatever the engine has there."""
+"""Columns drawn at random, whatever the engine has there."""
 COLUMNS_A_ROW = 3
 """Of each row and kind."""
 SCREENED_ROWS = 6
 
 
 def narrowed(evidence: Evidence, right: Prediction) -> Evidence:
-    """The same rows in a part of the columns: of each row some where the engine is wrong, some that it picks,
-    and its ends; and some that are drawn, the same for the same call."""
+    """The same rows in some columns: of each row a few where the engine is wrong, a few that it selects and
+    its ends, and a few at random, seeded by the call."""
     columns = evidence.num_score_blocks
     if columns <= WIDE:
         return evidence
@@ -299,8 +290,7 @@ def _some(cells: Bools, random: np.random.Generator) -> Ints:
 
 
 def few_faulty(evidence: Evidence, right: Prediction, wrong: Bools) -> Evidence:
-    """A few rows of the shortest requests with what is wrong, narrowed: a fault that gives none of them is
-    not tried on more."""
+    """A few wrong rows of the shortest requests, narrowed: a fault that explains none of them is dropped."""
     rows = np.flatnonzero(wrong)
     order = np.argsort(evidence.seq_len[rows], kind="stable")
     few = np.sort(rows[order][:SCREENED_ROWS])
@@ -314,18 +304,18 @@ def few_faulty(evidence: Evidence, right: Prediction, wrong: Bools) -> Evidence:
 Predict = Callable[[Evidence], Prediction]
 """What an engine with some fault would have recorded for a sample's rows."""
 Rows = Callable[[Evidence, Evidence], Iterable["Hypothesis"]]
-"""Causes made from a sample, and from the same rows in the columns that tell most."""
+"""Makes causes from a sample, and from the same rows in the most informative columns."""
 When = Callable[[Evidence], bool]
 T = TypeVar("T")
 
 
 def as_is(predict: Predict) -> Predict:
-    """For families whose causes replace the whole prediction."""
+    """Of families whose causes replace the whole prediction."""
     return predict
 
 
 def always(_evidence: Evidence) -> bool:
-    """Every sample can speak about the cause."""
+    """The cause applies to every sample."""
     return True
 
 
@@ -338,10 +328,10 @@ class Hypothesis:
         family: the kind of fault.
         says: what goes wrong and where to look, one sentence.
         predict: what an engine with this fault would give for a sample's rows.
-        fitted: 0 if nothing is fitted to the engine's result. A fitted fault explains more than it should:
-            of two that explain as much, the one with less is taken.
-        leaves_open: whether the fault is that cells hold what the file does not tell; else a row of only
-            such cells is not explained.
+        fitted: how much is fitted to the engine's result, 0 for nothing. Of two faults that explain as much,
+            the less fitted one is taken.
+        leaves_open: whether the fault itself leaves cells undetermined; otherwise a row of undetermined cells
+            only is not explained.
     """
 
     name: str
@@ -362,7 +352,7 @@ class Family(Generic[T]):
     Args:
         name: of the family, the same in every report.
         by: makes a prediction from what a cause replaces: the keys of a page, a row's position, the steps.
-        when: whether a sample can speak about the family.
+        when: whether the family applies to a sample.
     """
 
     def __init__(self, name: str, by: Callable[[T], Predict], when: When = always) -> None:
@@ -370,7 +360,7 @@ class Family(Generic[T]):
         self._rows: list[Rows] = []
 
     def add(self, name: str, says: str, replaced: T, when: When = always) -> None:
-        """Add a cause, tried on samples for which ``when`` holds."""
+        """Add a cause for samples for which ``when`` holds."""
         row = self.hypothesis(name, says, replaced)
         self._rows.append(lambda evidence, _: (row,) if when(evidence) else ())
 
@@ -395,7 +385,7 @@ class Family(Generic[T]):
         return Hypothesis(name, self.name, says, self._by(replaced), fitted, leaves_open)
 
     def hypotheses(self, evidence: Evidence, narrow: Evidence) -> Iterator[Hypothesis]:
-        """The causes that the sample can speak about."""
+        """The causes that apply to the sample."""
         if self._when(evidence):
             for rows in self._rows:
                 yield from rows(evidence, narrow)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ Floats = NDArray[np.float32]
 Grades = NDArray[np.int8]
 Ids = NDArray[np.int32]
 Ints = NDArray[np.int64]
+Known = TypeVar("Known")
 
 Kind = Literal["id", "selection", "order", "picked", "missed", "score"]
 """``id``: an entry of a row that breaks a rule of ids. ``selection``: a block that comes after one left out
@@ -218,6 +219,17 @@ class Differences:
     place: Ints
     against: Ints
 
+    def within(self, rows: Bools) -> Differences:
+        """Those in the rows marked in ``[H, tokens]``."""
+        kept = rows[self.cells[:, 0], self.cells[:, 1]]
+        return replace(
+            self,
+            cells=self.cells[kept],
+            grades=self.grades[kept],
+            place=self.place[kept],
+            against=self.against[kept],
+        )
+
 
 def differences(
     kind: Kind,
@@ -241,7 +253,22 @@ def differences(
     )
 
 
-def places_of(ids: NDArray[np.int32], cells: Ints) -> Ints:
-    """Where the rows' ids hold the cells' blocks: ``[n]``, the first place."""
+def known(value: Known | None) -> Known:
+    """A value that the caller knows is there."""
+    if value is None:
+        raise AssertionError("a value that must be there is missing")
+    return value
+
+
+def picked_blocks(ids: Ids, columns: int) -> Bools:
+    """``[..., columns]`` blocks that ids ``[..., k]`` hold; ids outside are left out."""
+    held = np.zeros((*ids.shape[:-1], columns + 1), dtype=bool)
+    inside = (ids >= 0) & (ids < columns)
+    np.put_along_axis(held, np.where(inside, ids, columns).astype(np.int64), True, axis=-1)
+    return held[..., :-1]
+
+
+def places_of(ids: Ids, cells: Ints) -> Ints:
+    """``[n]`` places in their rows' ids of the cells' blocks, the first of each; NONE if it has none."""
     found = ids[cells[:, 0], cells[:, 1]] == cells[:, 2, None]
     return np.where(found.any(axis=1), found.argmax(axis=1), NONE).astype(np.int64)

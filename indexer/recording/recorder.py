@@ -207,7 +207,9 @@ class Recorder:
             )
             self._submit(case, number)
         except BaseException as error:
-            self._give_back()
+            with self._lock:
+                self._taken -= 1
+            self._room.release()
             if self._strict or not isinstance(error, Exception):
                 raise
             self._tell(error)
@@ -257,11 +259,6 @@ class Recorder:
                 return None
             self._taken += 1
             return self._taken - 1
-
-    def _give_back(self) -> None:
-        with self._lock:
-            self._taken -= 1
-        self._room.release()
 
     def _submit(self, case: Case, number: int) -> None:
         layer = "" if case.engine is None or case.engine.layer is None else f"-layer{case.engine.layer}"

@@ -29,11 +29,10 @@ from indexer.explain.match import (
     as_is,
     match,
     pages_that_match,
-    picked_blocks,
     possible_scores,
     score_agrees,
 )
-from indexer.explain.verdict import Bools, Bytes, Ints
+from indexer.explain.verdict import Bools, Bytes, Ints, picked_blocks
 from kernel.batch import LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN, PAGE_BYTES
 

@@ -20,17 +20,8 @@ from indexer.explain.evidence import (
     score,
     unforced,
 )
-from indexer.explain.match import (
-    Family,
-    Hypothesis,
-    Predict,
-    as_is,
-    ids_agree,
-    match,
-    picked_blocks,
-    score_agrees,
-)
-from indexer.explain.verdict import Bools, Floats, Ints
+from indexer.explain.match import Family, Hypothesis, Predict, as_is, ids_agree, match, score_agrees
+from indexer.explain.verdict import Bools, Floats, Ints, picked_blocks
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 

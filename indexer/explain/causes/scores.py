@@ -10,14 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from indexer.explain.evidence import (
-    Evidence,
-    Prediction,
-    Scored,
-    by_contract,
-    prediction_by_contract,
-    score,
-)
+from indexer.explain.evidence import Evidence, Prediction, Scored, by_contract, prediction_by_contract, score
 from indexer.explain.match import Family, Hypothesis, as_is, ids_agree
 from indexer.explain.verdict import Bools, Floats
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
