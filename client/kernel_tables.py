@@ -21,9 +21,25 @@ WORKS_TITLE = "Wave-instructions of a row or key. Microseconds are predictions."
 CLOCKS = "pred. clocks\nMFMA/VALU/LDS"
 
 
-def print_prefill_report(console: Console, report: KernelReport, targets: Sequence[Target]) -> None:
-    """Prints a prefill scorer: resources, loops, where waves wait, wait states, bank conflicts, targets."""
-    _print_resources(console, report.name, report.heads, report.resources)
+def print_report(
+    console: Console, report: KernelReport | DecodeReport | WorkReport, targets: Sequence[Target]
+) -> None:
+    """Prints a kernel's report: resources, work, wait states, targets."""
+    heads = "" if isinstance(report, WorkReport) else f" (H = {report.heads})"
+    _print_resources(console, report.name + heads, report.resources)
+    if isinstance(report, KernelReport):
+        _print_prefill(console, report)
+    elif isinstance(report, DecodeReport):
+        _print_decode(console, report)
+    else:
+        console.print(_work_cells(report).table(WORKS_TITLE), width=COLUMNS)
+    _print_hazards(console, report.hazards)
+    if isinstance(report, KernelReport):
+        console.print(_bank_conflicts(report), width=COLUMNS)
+    _print_targets(console, targets)
+
+
+def _print_prefill(console: Console, report: KernelReport) -> None:
     console.print(_loop_cells(report.loops).table(LOOPS_TITLE), width=COLUMNS)
     console.print(Text("Predicted clocks of a trip, and of them a wave's waits:", "italic"))
     for loop in report.loops:
@@ -34,14 +50,9 @@ def print_prefill_report(console: Console, report: KernelReport, targets: Sequen
         if loop.beside_unmasked is not None
     ]
     console.print(f"Predicted MFMA use beside a workgroup in its unmasked loop: {', '.join(beside)}")
-    _print_hazards(console, report.hazards)
-    console.print(_bank_conflicts(report), width=COLUMNS)
-    _print_targets(console, targets)
 
 
-def print_decode_report(console: Console, report: DecodeReport, targets: Sequence[Target]) -> None:
-    """Prints a decode scorer: resources, trips, a page, times, wait states, targets."""
-    _print_resources(console, report.name, report.heads, report.resources)
+def _print_decode(console: Console, report: DecodeReport) -> None:
     console.print(_trip_cells(report).table(TRIPS_TITLE), width=COLUMNS)
     clocks = report.model_clocks
     console.print(
@@ -57,20 +68,10 @@ def print_decode_report(console: Console, report: DecodeReport, targets: Sequenc
         for requests, keys in SHAPES
     )
     console.print(f"Predicted time: {', '.join(times)}", width=COLUMNS)
-    _print_hazards(console, report.hazards)
-    _print_targets(console, targets)
 
 
-def print_work_report(console: Console, report: WorkReport, targets: Sequence[Target]) -> None:
-    """Prints a top-k or insert kernel: resources, its work at each shape, wait states, targets."""
-    _print_resources(console, report.name, None, report.resources)
-    console.print(_work_cells(report).table(WORKS_TITLE), width=COLUMNS)
-    _print_hazards(console, report.hazards)
-    _print_targets(console, targets)
-
-
-def _print_resources(console: Console, name: str, heads: int | None, has: Resources) -> None:
-    console.print(Text(name if heads is None else f"{name} (H = {heads})", "bold"))
+def _print_resources(console: Console, name: str, has: Resources) -> None:
+    console.print(Text(name, "bold"))
     console.print(
         f"{has.vgpr} VGPR ({has.agpr} AGPR of them), {has.sgpr} SGPR, {has.vgpr_spills} + {has.sgpr_spills} "
         f"spills, {has.scratch_bytes} B scratch, {has.lds_bytes:,} B LDS, {has.waves_per_simd} waves a SIMD",
@@ -131,7 +132,7 @@ def _waits(loop: LoopReport) -> str:
 def _bank_conflicts(report: KernelReport) -> str:
     shown = (
         f"{mnemonic} {extra / accesses:.2g}"
-        for mnemonic, (accesses, extra) in report.run.lds_traffic().items()
+        for mnemonic, (accesses, extra) in report.run.report.lds_traffic().items()
     )
     return f"Extra LDS passes an access (interpreted): {', '.join(shown)}"
 

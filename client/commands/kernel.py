@@ -6,13 +6,20 @@ import dataclasses
 import itertools
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from client.commands.first_run import first_run
 from client.output import JsonOption, one_line_errors, output, status
+
+if TYPE_CHECKING:
+    from kernel.gfx950.report.decode import DecodeReport
+    from kernel.gfx950.report.model import Target
+    from kernel.gfx950.report.prefill import KernelReport
+    from kernel.gfx950.report.work import WorkReport
 
 # ``kernel report``: what the compiler made of the gfx950 kernels, and what a model predicts of them.
 
@@ -39,50 +46,42 @@ def report(as_json: JsonOption = False) -> None:
         from kernel.gfx950.report.prefill import check_targets, report_kernel
         from kernel.gfx950.report.work import check_work_targets, report_insert, report_topk
 
-        reports, decode_reports, work_reports = [], [], []
+        found: list[tuple[KernelReport | DecodeReport | WorkReport, Sequence[Target]]] = []
         for heads in SUPPORTED_HEADS:
             name = geometry.prefill_name(heads)
             on_step(f"compiling {name}")
             assembly = toolchain.assembly(name)
             on_step(f"interpreting and replaying {name}")
-            reports.append(report_kernel(assembly, name, heads))
+            prefill = report_kernel(assembly, name, heads)
+            found.append((prefill, check_targets(prefill)))
         for layout, heads in itertools.product(LAYOUTS, SUPPORTED_HEADS):
             name = geometry.decode_name(heads, layout)
             on_step(f"compiling {name}")
             assembly = toolchain.assembly(name)
             on_step(f"interpreting and replaying {name}")
-            decode_reports.append(report_decode(assembly, name, heads, layout))
+            decode = report_decode(assembly, name, heads, layout)
+            found.append((decode, check_decode_targets(decode)))
         for variant in VARIANTS:
             on_step(f"compiling and interpreting {variant.name}")
-            work_reports.append(report_topk(toolchain.assembly(variant.name), variant))
+            work = report_topk(toolchain.assembly(variant.name), variant)
+            found.append((work, check_work_targets(work)))
         for key_type in KeyType:
             on_step(f"compiling and interpreting the insert of {key_type.value} keys")
             name = geometry.insert_name(key_type)
-            work_reports.append(report_insert(toolchain.assembly(name), name, key_type))
-    prefill = [(found, check_targets(found)) for found in reports]
-    decode = [(found, check_decode_targets(found)) for found in decode_reports]
-    work = [(found, check_work_targets(found)) for found in work_reports]
+            work = report_insert(toolchain.assembly(name), name, key_type)
+            found.append((work, check_work_targets(work)))
     if as_json:
-        fields = [
-            *((found.fields(), targets) for found, targets in prefill),
-            *((found.fields(), targets) for found, targets in decode),
-            *((found.fields(), targets) for found, targets in work),
-        ]
         kernels = [
-            {**kernel, "targets": [dataclasses.asdict(target) for target in targets]}
-            for kernel, targets in fields
+            {**report.fields(), "targets": [dataclasses.asdict(target) for target in targets]}
+            for report, targets in found
         ]
         print(json.dumps({"note": HONESTY, "kernels": kernels}))
         return
-    from client.kernel_tables import print_decode_report, print_prefill_report, print_work_report
+    from client.kernel_tables import print_report
 
     console = output()
-    for found, targets in prefill:
-        print_prefill_report(console, found, targets)
-    for found_decode, targets in decode:
-        print_decode_report(console, found_decode, targets)
-    for found_work, targets in work:
-        print_work_report(console, found_work, targets)
+    for report, targets in found:
+        print_report(console, report, targets)
     console.print(HONESTY)
 
 

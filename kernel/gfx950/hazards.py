@@ -79,6 +79,7 @@ Consumer = Callable[[Instruction, RegisterUse, Registers], bool]
 
 _VECTOR_MEMORY = ("vmem_load", "vmem_store")
 _MEMORY = ("lds_read", "lds_write", *_VECTOR_MEMORY)
+_LANE_ACCESSES = ("lane read", "lane swap", "lane write")
 _NOTHING: Registers = frozenset()
 
 
@@ -100,6 +101,10 @@ def _is_valu(row: Row) -> bool:
     return row.kind == "valu"
 
 
+def _is_transcendental(row: Row) -> bool:
+    return row.hazard == "transcendental"
+
+
 def _is_vector_or_memory(row: Row) -> bool:
     return row.kind == "valu" or row.kind in _MEMORY
 
@@ -108,15 +113,21 @@ def _is_vector_or_matrix(row: Row) -> bool:
     return row.kind in ("valu", "mfma")
 
 
-def _of(file: str, registers: Registers) -> Registers:
-    return frozenset(register for register in registers if register[0] == file)
-
-
 # -- producers
 
 
-def _matrix_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return use.writes if _is_mfma(row_of(instruction)) else _NOTHING
+def _results(file: str, who: Callable[[Row], bool]) -> Producer:
+    return lambda i, use: frozenset(r for r in use.writes if r[0] == file) if who(row_of(i)) else _NOTHING
+
+
+def _special_result(register: int, who: Callable[[Row], bool]) -> Producer:
+    return lambda i, use: use.writes & {("s", register)} if who(row_of(i)) else _NOTHING
+
+
+_matrix_result = _results("v", _is_mfma)
+_vector_result = _results("v", _is_valu)
+_scalar_result = _results("s", _is_valu)
+_exec_result = _special_result(EXEC, _is_valu)
 
 
 def _matrix_c(instruction: Instruction, use: RegisterUse) -> Registers:
@@ -124,51 +135,24 @@ def _matrix_c(instruction: Instruction, use: RegisterUse) -> Registers:
     return registers_of(instruction.operands[3]) - use.writes if _is_mfma(row_of(instruction)) else _NOTHING
 
 
-def _vector_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return _of("v", use.writes) if _is_valu(row_of(instruction)) else _NOTHING
-
-
-def _scalar_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return _of("s", use.writes) if _is_valu(row_of(instruction)) else _NOTHING
-
-
-def _exec_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return use.writes & {("s", EXEC)} if _is_valu(row_of(instruction)) else _NOTHING
-
-
-def _transcendental_result(instruction: Instruction, use: RegisterUse) -> Registers:
-    return _of("v", use.writes) if row_of(instruction).hazard == "transcendental" else _NOTHING
-
-
 def _partial_result(instruction: Instruction, use: RegisterUse) -> Registers:
     """What sdwa writes to a part of a register: its bits are moved there late."""
     partial = instruction.encoding == "sdwa" and instruction.modifiers.get("dst_sel", "DWORD") != "DWORD"
-    return _of("v", use.writes) if partial else _NOTHING
+    return _vector_result(instruction, use) if partial else _NOTHING
 
 
-def _wide_store_data(instruction: Instruction, _use: RegisterUse) -> Registers:
+def _wide_store_data(*, scalar_offset: bool) -> Producer:
     """Stores of 12 and 16 bytes read their data late; buffer stores with a scalar offset a state earlier."""
-    row = row_of(instruction)
-    if not _is_wide_store(row) or _has_scalar_offset(instruction):
-        return _NOTHING
-    return registers_of(instruction.operands[0 if row.rule is table.buffer else 1])
 
+    def produces(instruction: Instruction, _use: RegisterUse) -> Registers:
+        row = row_of(instruction)
+        buffer = row.rule is table.buffer
+        wide = row.kind == "vmem_store" and row.lane_bytes >= 12
+        if not wide or (buffer and instruction.operands[-1].is_register) != scalar_offset:
+            return _NOTHING
+        return registers_of(instruction.operands[0 if buffer else 1])
 
-def _offset_store_data(instruction: Instruction, _use: RegisterUse) -> Registers:
-    wide = _is_wide_store(row_of(instruction)) and _has_scalar_offset(instruction)
-    return registers_of(instruction.operands[0]) if wide else _NOTHING
-
-
-def _is_wide_store(row: Row) -> bool:
-    return row.kind == "vmem_store" and row.lane_bytes >= 12
-
-
-def _has_scalar_offset(instruction: Instruction) -> bool:
-    return row_of(instruction).rule is table.buffer and instruction.operands[-1].is_register
-
-
-def _m0(instruction: Instruction, use: RegisterUse) -> Registers:
-    return use.writes & {("s", M0)} if row_of(instruction).kind in ("salu", "smem") else _NOTHING
+    return produces
 
 
 # -- consumers
@@ -188,9 +172,8 @@ def _under_exec(who: Callable[[Row], bool]) -> Consumer:
 
 
 def _reads_factor(instruction: Instruction, _use: RegisterUse, at_stake: Registers) -> bool:
-    if not _is_mfma(row_of(instruction)):
-        return False
-    return bool((registers_of(instruction.operands[1]) | registers_of(instruction.operands[2])) & at_stake)
+    factors = instruction.operands[1:3] if _is_mfma(row_of(instruction)) else ()
+    return any(registers_of(factor) & at_stake for factor in factors)
 
 
 def _accumulates_shifted(instruction: Instruction, use: RegisterUse, at_stake: Registers) -> bool:
@@ -205,96 +188,53 @@ def _moves_lanes(instruction: Instruction, _use: RegisterUse, at_stake: Register
 
 
 def _picks_lane(instruction: Instruction, _use: RegisterUse, at_stake: Registers) -> bool:
-    if row_of(instruction).hazard not in ("lane read", "lane write"):
-        return False
-    return any(registers_of(number) & at_stake for number in instruction.operands[2:])
+    lane_access = row_of(instruction).hazard in ("lane read", "lane write")
+    return lane_access and any(registers_of(number) & at_stake for number in instruction.operands[2:])
 
 
 def _touches_in_vector(instruction: Instruction, use: RegisterUse, at_stake: Registers) -> bool:
     return _is_vector_or_matrix(row_of(instruction)) and bool((use.reads | use.writes) & at_stake)
 
 
+# fmt: off
 KINDS = (
-    HazardKind(
-        "matrix result read by a vector or memory instruction",
-        12,
-        _matrix_result,
-        _reads(_is_vector_or_memory),
-    ),
-    HazardKind(
-        "matrix result overwritten by a vector or memory instruction",
-        12,
-        _matrix_result,
-        _writes(_is_vector_or_memory),
-    ),
+    HazardKind("matrix result read by a vector or memory instruction", 12,
+               _matrix_result, _reads(_is_vector_or_memory)),
+    HazardKind("matrix result overwritten by a vector or memory instruction", 12,
+               _matrix_result, _writes(_is_vector_or_memory)),
     HazardKind("matrix result read as A or B of the next", 12, _matrix_result, _reads_factor),
     HazardKind("matrix result partly read as C of the next", 10, _matrix_result, _accumulates_shifted),
     HazardKind("C overwritten by a vector instruction", 7, _matrix_c, _writes(_is_valu)),
     HazardKind("vector result read by a matrix instruction", 2, _vector_result, _reads(_is_mfma)),
     HazardKind("vector result read across lanes by dpp", 2, _vector_result, _moves_lanes),
-    HazardKind(
-        "vector result read by a lane swap", 2, _vector_result, _reads(lambda row: row.hazard == "lane swap")
-    ),
-    HazardKind(
-        "vector result read by v_readlane or v_readfirstlane",
-        1,
-        _vector_result,
-        _reads(lambda row: row.hazard == "lane read"),
-    ),
-    HazardKind(
-        "transcendental result read by another vector instruction",
-        1,
-        _transcendental_result,
-        _reads(lambda row: _is_valu(row) and row.hazard != "transcendental"),
-    ),
-    HazardKind(
-        "part of a register that sdwa wrote, used by a vector instruction",
-        1,
-        _partial_result,
-        _touches_in_vector,
-    ),
-    HazardKind(
-        "data of a 12- or 16-byte store overwritten by a vector instruction",
-        2,
-        _wide_store_data,
-        _writes(_is_vector_or_matrix),
-    ),
-    HazardKind(
-        "data of a 12- or 16-byte store with a scalar offset overwritten by a vector instruction",
-        1,
-        _offset_store_data,
-        _writes(_is_vector_or_matrix),
-    ),
-    HazardKind(
-        "scalar of a vector instruction read by a vector instruction", 2, _scalar_result, _reads(_is_valu)
-    ),
-    HazardKind(
-        "scalar of a vector instruction read by a memory instruction",
-        5,
-        _scalar_result,
-        _reads(lambda row: row.kind in _MEMORY),
-    ),
+    HazardKind("vector result read by a lane swap", 2,
+               _vector_result, _reads(lambda row: row.hazard == "lane swap")),
+    HazardKind("vector result read by v_readlane or v_readfirstlane", 1,
+               _vector_result, _reads(lambda row: row.hazard == "lane read")),
+    HazardKind("transcendental result read by another vector instruction", 1,
+               _results("v", _is_transcendental),
+               _reads(lambda row: _is_valu(row) and not _is_transcendental(row))),
+    HazardKind("part of a register that sdwa wrote, used by a vector instruction", 1,
+               _partial_result, _touches_in_vector),
+    HazardKind("data of a 12- or 16-byte store overwritten by a vector instruction", 2,
+               _wide_store_data(scalar_offset=False), _writes(_is_vector_or_matrix)),
+    HazardKind("data of a 12- or 16-byte store with a scalar offset overwritten by a vector instruction", 1,
+               _wide_store_data(scalar_offset=True), _writes(_is_vector_or_matrix)),
+    HazardKind("scalar of a vector instruction read by a vector instruction", 2,
+               _scalar_result, _reads(_is_valu)),
+    HazardKind("scalar of a vector instruction read by a memory instruction", 5,
+               _scalar_result, _reads(lambda row: row.kind in _MEMORY)),
     HazardKind("scalar of a vector instruction read as a lane number", 4, _scalar_result, _picks_lane),
-    HazardKind(
-        "exec of a vector compare used by dpp",
-        5,
-        _exec_result,
-        lambda i, _use, _at_stake: i.encoding == "dpp",
-    ),
-    HazardKind(
-        "exec of a vector compare used by a memory instruction",
-        5,
-        _exec_result,
-        _under_exec(lambda row: row.kind in _VECTOR_MEMORY),
-    ),
-    HazardKind(
-        "exec of a vector compare used by a lane access or a matrix instruction",
-        4,
-        _exec_result,
-        _under_exec(lambda row: row.kind == "mfma" or row.hazard in ("lane read", "lane swap", "lane write")),
-    ),
-    HazardKind("m0 used by a DMA to LDS", 1, _m0, lambda _i, use, at_stake: bool(use.reads & at_stake)),
+    HazardKind("exec of a vector compare used by dpp", 5,
+               _exec_result, lambda i, _use, _at_stake: i.encoding == "dpp"),
+    HazardKind("exec of a vector compare used by a memory instruction", 5,
+               _exec_result, _under_exec(lambda row: row.kind in _VECTOR_MEMORY)),
+    HazardKind("exec of a vector compare used by a lane access or a matrix instruction", 4, _exec_result,
+               _under_exec(lambda row: row.kind == "mfma" or row.hazard in _LANE_ACCESSES)),
+    HazardKind("m0 used by a DMA to LDS", 1, _special_result(M0, lambda row: row.kind in ("salu", "smem")),
+               lambda _i, use, at_stake: bool(use.reads & at_stake)),
 )
+# fmt: on
 
 
 @dataclass(frozen=True)

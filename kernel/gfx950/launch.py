@@ -116,6 +116,19 @@ class RunReport:
         """Wave-instructions by mnemonic."""
         return self._sum(lambda instruction: instruction.mnemonic)
 
+    def extra_passes(self) -> dict[int, float]:
+        """Mean extra LDS passes of an access, by assembly line."""
+        return {line: extra / accesses for line, (accesses, extra) in (self.bank_conflicts or {}).items()}
+
+    def lds_traffic(self) -> dict[str, tuple[int, int]]:
+        """LDS accesses and their extra passes, by mnemonic."""
+        mnemonics = {i.line: i.mnemonic for i in self.kernel.instructions}
+        found: dict[str, tuple[int, int]] = {}
+        for line, (accesses, extra) in (self.bank_conflicts or {}).items():
+            before = found.get(mnemonics[line], (0, 0))
+            found[mnemonics[line]] = (before[0] + accesses, before[1] + extra)
+        return found
+
     def _sum(self, key: Callable[[Instruction], str]) -> dict[str, int]:
         counts: Counter[str] = Counter()
         for instruction, executed in zip(self.kernel.instructions, self.executed.tolist(), strict=True):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,13 @@ class Memory:
         view = array.reshape(-1).view(np.uint8)
         at = view.ctypes.data if address is None else address
         return self._insert(at, view, name, writable, initialised, array)
+
+    def addresses_of(self, arrays: Mapping[str, npt.NDArray[Any]], *, outputs: bool = False) -> list[int]:
+        """Registers a launch's arrays by name: inputs are read-only, outputs hold nothing yet."""
+        return [
+            self.register_array(array, name, writable=outputs, initialised=not outputs).address
+            for name, array in arrays.items()
+        ]
 
     def unregister(self, region: Region) -> None:
         """Takes a region out; later accesses to it are out of bounds."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernel.backends import flydsl_sim, registry
+from kernel.backends import flydsl, registry
 from kernel.backends.flydsl.geometry import MAX_ROWS, VARIABLE
 from kernel.backends.flydsl.launch import DeviceRequests, grid_log2
 from kernel.batch import ScoreBatch
@@ -17,7 +17,7 @@ from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError, LaunchError
 from kernel.gfx950 import SCHEDULES, RaceError, Schedule
 from kernel.gfx950.hip import simulated_device
-from kernel.gfx950.report.model import resources
+from kernel.gfx950.report.model import resources_of
 from tests.gfx950.scorers import (
     POISON,
     assert_exact,
@@ -299,9 +299,7 @@ def test_staged_scores_equal_the_oracle(heads: int) -> None:
     assert_exact(call.forcing(1, 1), compute_units=4, columns=23, layout="staged")
     record = simulated_device().launches[-1]
     assert record.kernel == f"score_decode_h{heads}_staged"
-    metadata = record.report.kernel.metadata
-    assert metadata is not None
-    has = resources(metadata)
+    has = resources_of(record.report.kernel)
     assert (has.vgpr_spills, has.sgpr_spills, has.scratch_bytes, has.waves_per_simd) == (0, 0, 0, 2)
 
 
@@ -331,7 +329,7 @@ def test_a_setting_chooses(value: str | None, kernel: str, monkeypatch: pytest.M
         monkeypatch.setenv(VARIABLE, value)
     call = random_call([(300, 1)], 4)
     scores = torch.full((4, 1, call.batch().num_score_blocks), float("nan"))
-    flydsl_sim.create(None, "exact").score(call.batch(), scores)
+    flydsl.create_simulated(None, "exact").score(call.batch(), scores)
     assert simulated_device().launches[-1].kernel == f"score_decode_h4{kernel}"
     assert_same_bits(scores, oracle_scores(call))
 
@@ -344,5 +342,5 @@ def test_a_layout_that_there_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{VARIABLE}=lds is no layout of the decode scorer; use registers or staged, or unset it"
     )
     with pytest.raises(DeviceUnavailableError, match=f"{VARIABLE}=lds"):
-        flydsl_sim.create(None, "exact")
+        flydsl.create_simulated(None, "exact")
     assert f"{VARIABLE}=lds" in registry.status("flydsl").reason

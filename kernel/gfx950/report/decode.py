@@ -43,7 +43,7 @@ from kernel.gfx950.report.model import (
     dma_bytes,
     natural_loops,
     no_spills,
-    resources,
+    resources_of,
     vgprs,
     wait_states,
     waves,
@@ -162,18 +162,14 @@ def report_decode(assembly: str, name: str, heads: int, layout: Layout) -> Decod
         UnknownRateError: it has an instruction whose rate is not known.
     """
     report = _interpret(assembly, name, heads)
-    kernel = report.kernel
-    if kernel.metadata is None:
-        raise ValueError(f"the assembly of {name} has no metadata")
-    conflicts = report.bank_conflicts or {}
-    extra_passes = {line: extra / accesses for line, (accesses, extra) in conflicts.items()}
+    kernel, extra_passes = report.kernel, report.extra_passes()
     trips = find_trips(report)
     page = next(trip for trip in trips if trip.role == "page").instructions(kernel)
     return DecodeReport(
         name,
         heads,
         layout,
-        resources(kernel.metadata),
+        resources_of(kernel),
         tuple(loop_report(kernel, trip, extra_passes) for trip in trips),
         tuple(hazard_distances(kernel)),
         LDS_PASS_CLOCKS * sum(extra_passes.get(i.line, 0.0) for i in page) / TRIP_BLOCKS,
@@ -237,19 +233,14 @@ def _interpret(assembly: str, name: str, heads: int) -> RunReport:
     scores = np.empty((heads, 1, _BLOCKS), np.float32)
     maxima = np.empty((heads, 1, _GROUPS), np.float32)
     memory = Memory()
-    at = {
-        label: memory.register_array(array, label, writable=False).address for label, array in arrays.items()
-    }
-    outputs = [
-        memory.register_array(array, label, initialised=False).address
-        for array, label in ((scores, "scores"), (maxima, "maxima"))
-    ]
-    table_rows, query_starts, query_ends, seq_lens = (at["requests"] + 4 * field for field in range(4))
+    q_at, pages_at, lut_at, table_at, requests_at = memory.addresses_of(arrays)
+    scores_at, maxima_at = memory.addresses_of({"scores": scores, "maxima": maxima}, outputs=True)
+    table_rows, query_starts, query_ends, seq_lens = (requests_at + 4 * field for field in range(4))
     arguments = DecodeArguments(
-        q=at["q"], pages=at["pages"], page_stride=PAGE_BYTES, lut=at["lut"],
-        scores=outputs[0], score_head_stride=_BLOCKS, score_token_stride=_BLOCKS,
-        maxima=outputs[1], maxima_head_stride=_GROUPS, maxima_token_stride=_GROUPS,
-        table=at["table"], table_rows=table_rows,
+        q=q_at, pages=pages_at, page_stride=PAGE_BYTES, lut=lut_at,
+        scores=scores_at, score_head_stride=_BLOCKS, score_token_stride=_BLOCKS,
+        maxima=maxima_at, maxima_head_stride=_GROUPS, maxima_token_stride=_GROUPS,
+        table=table_at, table_rows=table_rows,
         query_starts=query_starts, query_ends=query_ends, seq_lens=seq_lens,
         table_height=1, table_width=_BLOCKS, batch=1, total_q=1, num_pages=_PAGES, score_blocks=_BLOCKS,
         fill_end=0, init_blocks=0, local_blocks=_LOCAL_BLOCKS, log_workgroups=0,

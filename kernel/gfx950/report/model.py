@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kernel.errors import IndexerError
 from kernel.gfx950.hazards import HazardDistance, successors
 from kernel.gfx950.isa import is_dma, row_of
-from kernel.gfx950.program import Instruction, Kernel, KernelMetadata
+from kernel.gfx950.program import Instruction, Kernel
 
 COMPUTE_UNITS = 256
 SIMDS = 4
@@ -248,12 +248,16 @@ class Resources:
     waves_per_simd: int
 
 
-def resources(metadata: KernelMetadata) -> Resources:
+def resources_of(kernel: Kernel) -> Resources:
     """Read the compiler's notes.
 
     Raises:
+        ValueError: the kernel has no metadata.
         KeyError: a note is missing, so the metadata is not that of a whole assembly text or code object.
     """
+    metadata = kernel.metadata
+    if metadata is None:
+        raise ValueError(f"{kernel.name} has no metadata")
     notes = metadata.notes
     workgroup_waves = -(-notes["max_flat_workgroup_size"] // LANES)
     return Resources(

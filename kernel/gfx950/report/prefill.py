@@ -31,7 +31,7 @@ from kernel.gfx950.report.model import (
     model_clocks,
     natural_loops,
     no_spills,
-    resources,
+    resources_of,
     vgprs,
     wait_states,
     waves,
@@ -55,27 +55,11 @@ _THREADS = 256
 
 @dataclass(frozen=True)
 class InterpretedRun:
-    """What the interpreter counted, and the work items, one a workgroup."""
+    """What the interpreter counted, and the work item of each workgroup."""
 
     report: RunReport
     items: tuple[WorkItem, ...]
     num_heads: int
-
-    def extra_passes(self) -> dict[int, float]:
-        """Mean extra LDS passes of an access, by assembly line."""
-        return {line: extra / accesses for line, (accesses, extra) in self._conflicts().items()}
-
-    def lds_traffic(self) -> dict[str, tuple[int, int]]:
-        """LDS accesses and their extra passes, by mnemonic (:mod:`kernel.gfx950.isa.lds`)."""
-        mnemonics = {i.line: i.mnemonic for i in self.report.kernel.instructions}
-        found: dict[str, tuple[int, int]] = {}
-        for line, (accesses, extra) in self._conflicts().items():
-            before = found.get(mnemonics[line], (0, 0))
-            found[mnemonics[line]] = (before[0] + accesses, before[1] + extra)
-        return found
-
-    def _conflicts(self) -> dict[int, tuple[int, int]]:
-        return self.report.bank_conflicts or {}
 
 
 def interpret(program: Program, kernel_name: str, num_heads: int) -> InterpretedRun:
@@ -105,21 +89,14 @@ def interpret(program: Program, kernel_name: str, num_heads: int) -> Interpreted
     work = np.frombuffer(pack_items(items), np.int32).copy()
 
     memory = Memory()
-    inputs = [
-        memory.register_array(array, name, writable=False).address
-        for array, name in (
-            (queries, "q"), (pages, "pages"), (lut, "lut"), (table, "table"), (work, "work"),
-        )
-    ]  # fmt: skip
-    outputs = [
-        memory.register_array(array, name, initialised=False).address
-        for array, name in ((scores, "scores"), (maxima, "maxima"))
-    ]
-    q_at, pages_at, lut_at, table_at, work_at = inputs
+    q_at, pages_at, lut_at, table_at, work_at = memory.addresses_of(
+        {"q": queries, "pages": pages, "lut": lut, "table": table, "work": work}
+    )
+    scores_at, maxima_at = memory.addresses_of({"scores": scores, "maxima": maxima}, outputs=True)
     arguments = PrefillArguments(
         q=q_at, pages=pages_at, page_stride=PAGE_BYTES, lut=lut_at,
-        scores=outputs[0], score_head_stride=scores[0].size, score_token_stride=columns,
-        maxima=outputs[1], maxima_head_stride=maxima[0].size, maxima_token_stride=maxima.shape[2],
+        scores=scores_at, score_head_stride=scores[0].size, score_token_stride=columns,
+        maxima=maxima_at, maxima_head_stride=maxima[0].size, maxima_token_stride=maxima.shape[2],
         table=table_at, work=work_at, init_blocks=0, local_blocks=1,
     )  # fmt: skip
     report = run(
@@ -338,7 +315,7 @@ class KernelReport:
                 "by_class": self.run.report.by_class(),
                 "lds": [
                     {"mnemonic": mnemonic, "accesses": accesses, "extra_passes": extra}
-                    for mnemonic, (accesses, extra) in self.run.lds_traffic().items()
+                    for mnemonic, (accesses, extra) in self.run.report.lds_traffic().items()
                 ],
             },
         }
@@ -382,10 +359,8 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     """
     program = parse_program(assembly)
     kernel = program.kernels[name]
-    if kernel.metadata is None:
-        raise ValueError(f"the assembly of {name} has no metadata")
     run = interpret(program, name, heads)
-    extra_passes = run.extra_passes()
+    extra_passes = run.report.extra_passes()
 
     trips = find_trips(run)
     unmasked = next(trip for trip in trips if trip.role == "unmasked")
@@ -397,7 +372,7 @@ def report_kernel(assembly: str, name: str, heads: int) -> KernelReport:
     return KernelReport(
         name,
         heads,
-        resources(kernel.metadata),
+        resources_of(kernel),
         tuple(loop(trip) for trip in trips),
         tuple(hazard_distances(kernel)),
         run,

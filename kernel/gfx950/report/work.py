@@ -38,7 +38,7 @@ from kernel.gfx950.report.model import (
     Target,
     at_most,
     no_spills,
-    resources,
+    resources_of,
     wait_states,
 )
 from kernel.plan import MAXIMA_BLOCKS
@@ -137,15 +137,9 @@ def work_of(shape: Shape, report: RunReport, units: int) -> Work:
 
 
 def report_of(report: RunReport, works: tuple[Work, ...]) -> WorkReport:
-    """The report on the kernel of a run.
-
-    Raises:
-        ValueError: the kernel has no metadata of a whole assembly text.
-    """
+    """The report on the kernel of a run."""
     kernel = report.kernel
-    if kernel.metadata is None:
-        raise ValueError(f"{kernel.name} has no metadata")
-    return WorkReport(kernel.name, resources(kernel.metadata), tuple(hazard_distances(kernel)), works)
+    return WorkReport(kernel.name, resources_of(kernel), tuple(hazard_distances(kernel)), works)
 
 
 # ---- Top-k: rows of random scores that end in a local block's sentinel ----
@@ -201,15 +195,14 @@ def _interpret(assembly: str, variant: Variant, num_blocks: int) -> RunReport:
     row_lengths = np.full(_ROWS, num_blocks, np.int32)
     block_ids = np.empty((_ROWS, k), np.int32)
     memory = Memory()
-    inputs = [
-        memory.register_array(array, label, writable=False).address
-        for array, label in ((scores, "scores"), (maxima, "maxima"), (row_lengths, "lengths"))
-    ]
-    out = memory.register_array(block_ids, "block ids", initialised=False).address
+    scores_at, maxima_at, lengths_at = memory.addresses_of(
+        {"scores": scores, "maxima": maxima, "lengths": row_lengths}
+    )
+    (out,) = memory.addresses_of({"block ids": block_ids}, outputs=True)
     arguments = TopkArguments(
-        scores=inputs[0], score_head_stride=scores.size, score_token_stride=num_blocks,
-        maxima=inputs[1] if grouped else 0, maxima_head_stride=maxima.size, maxima_token_stride=groups,
-        num_blocks=inputs[2], block_ids=out, id_head_stride=block_ids.size, id_token_stride=k,
+        scores=scores_at, score_head_stride=scores.size, score_token_stride=num_blocks,
+        maxima=maxima_at if grouped else 0, maxima_head_stride=maxima.size, maxima_token_stride=groups,
+        num_blocks=lengths_at, block_ids=out, id_head_stride=block_ids.size, id_token_stride=k,
         columns=num_blocks, num_tokens=_ROWS, k=k, ascending=0,
     )  # fmt: skip
     workgroups = -(-_ROWS // (WAVES * variant.rows_per_wave))
@@ -249,13 +242,10 @@ def report_insert(assembly: str, name: str, key_type: KeyType) -> WorkReport:
     slots = random.permutation(_PAGES * BLOCK_TOKENS)[:_KEYS].astype(np.int64)
     pages = np.empty((_PAGES, PAGE_BYTES), np.uint8)
     memory = Memory()
-    inputs = [
-        memory.register_array(array, label, writable=False).address
-        for array, label in ((keys, "keys"), (slots, "slots"))
-    ]
-    out = memory.register_array(pages, "pages", initialised=False).address
+    keys_at, slots_at = memory.addresses_of({"keys": keys, "slots": slots})
+    (out,) = memory.addresses_of({"pages": pages}, outputs=True)
     arguments = InsertArguments(
-        keys=inputs[0], key_stride=HEAD_DIM * value_bytes, slots=inputs[1],
+        keys=keys_at, key_stride=HEAD_DIM * value_bytes, slots=slots_at,
         pages=out, page_stride=PAGE_BYTES, num_slots=_PAGES * BLOCK_TOKENS, num_keys=_KEYS,
     )  # fmt: skip
     found = run(
