@@ -28,6 +28,8 @@ class _Entry:
     module: str
     automatic: bool
     """Whether ``auto`` may pick it."""
+    suffix: str = ""
+    """Of the names of its functions, where a module has two backends."""
 
 
 # Best first. A backend's module is imported only when it is asked about, so a missing package breaks nothing;
@@ -37,7 +39,7 @@ _BACKENDS = {
     "triton": _Entry("kernel.backends.triton", automatic=True),
     "cpu": _Entry("kernel.backends.cpu", automatic=True),
     "reference": _Entry("kernel.backends.reference", automatic=False),
-    "flydsl-sim": _Entry("kernel.backends.flydsl_sim", automatic=False),
+    "flydsl-sim": _Entry("kernel.backends.flydsl", automatic=False, suffix="_simulated"),
 }
 BACKEND_NAMES = tuple(_BACKENDS)
 CHOOSING_BACKENDS = ("cpu", "reference")
@@ -131,4 +133,5 @@ def _load(name: str, attribute: str) -> object:
         raise InvalidArgumentError(
             "backend", repr(name), "no such backend", f"use one of auto, {', '.join(_BACKENDS)}"
         )
-    return getattr(importlib.import_module(_BACKENDS[name].module), attribute)
+    entry = _BACKENDS[name]
+    return getattr(importlib.import_module(entry.module), attribute + entry.suffix)

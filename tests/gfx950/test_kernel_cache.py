@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel.backends import flydsl_sim
+from kernel.backends import flydsl
 from kernel.backends.flydsl import toolchain
 from kernel.errors import DeviceUnavailableError
 from tests.support.cases import CUT
@@ -46,9 +46,9 @@ def test_run_only_without_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         f"FLYDSL_RUNTIME_RUN_ONLY=1 forbids compiling, and FLYDSL_RUNTIME_CACHE_DIR={tmp_path} holds no "
         f"kernel; run `nvfp4-indexer kernel compile --cache {tmp_path}`, or unset FLYDSL_RUNTIME_RUN_ONLY"
     )
-    assert flydsl_sim.probe() == (False, message)
+    assert flydsl.probe_simulated() == (False, message)
     with pytest.raises(DeviceUnavailableError) as caught:
-        flydsl_sim.create(None, "exact")
+        flydsl.create_simulated(None, "exact")
     assert str(caught.value) == message
     done = call(*VERIFY)
     assert done.exit_code == 2
@@ -77,7 +77,11 @@ def test_run_only_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_folder_that_cannot_be_made(no_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(toolchain.CACHE_FOLDER, str(no_folder))
-    for attempt in (toolchain.check_cache, toolchain.prepare_cache, lambda: flydsl_sim.create(None, "exact")):
+    for attempt in (
+        toolchain.check_cache,
+        toolchain.prepare_cache,
+        lambda: flydsl.create_simulated(None, "exact"),
+    ):
         with pytest.raises(DeviceUnavailableError) as caught:
             attempt()
         assert str(caught.value).startswith(f"FLYDSL_RUNTIME_CACHE_DIR={no_folder}: the cache of compiled")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from indexer import IndexerConfig, IndexScorer
-from kernel.backends import flydsl_sim, registry
+from kernel.backends import flydsl, registry
 from kernel.backends.flydsl import geometry, kernel_library
 from kernel.backends.flydsl.backend import FlydslBackend
 from kernel.backends.flydsl.geometry import VARIANTS, KeyType
@@ -212,14 +212,14 @@ def test_an_unfit_library_is_refused_by_name(
     assert (status.usable, status.reason.startswith(message)) == (False, True), status.reason
     assert "`nvfp4-indexer kernel export`" in status.reason
     with pytest.raises(DeviceUnavailableError) as caught:
-        flydsl_sim.create(None, "exact")
+        flydsl.create_simulated(None, "exact")
     assert str(caught.value) == status.reason
 
 
 def test_a_folder_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     with pytest.raises(DeviceUnavailableError, match="cannot be used: Is a directory"):
-        flydsl_sim.create(None, "exact")
+        flydsl.create_simulated(None, "exact")
 
 
 def test_a_library_that_does_not_link_to_hip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_a_library_that_does_not_link_to_hip(tmp_path: Path, monkeypatch: pytest
     unfit.write_bytes(kernel_library.sealed(b"not an image", {}, partial=True))
     monkeypatch.setenv(VARIABLE, str(unfit))
     with pytest.raises(DeviceUnavailableError, match=r"does not load: .*kernels.so.*install ROCm 7"):
-        flydsl_sim.create(None, "exact")
+        flydsl.create_simulated(None, "exact")
 
 
 def test_a_device_of_another_architecture_is_refused(
