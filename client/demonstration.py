@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections.abc import Callable
@@ -114,7 +115,8 @@ def demonstrate(case: Case, backend: str, on_step: Callable[[str], None]) -> Dem
     runs = [(loaded, result)]
     on_step("the same again, warm")
     began = time.perf_counter()
-    while _another(len(runs) - 1, time.perf_counter() - began):
+    fewest, most = WARM_RUNS
+    while len(runs) <= fewest or (len(runs) <= most and time.perf_counter() - began < WARM_SECONDS):
         again = load_case(case, backend)
         runs.append((again, again.score()))
     if result.scores is None:
@@ -147,11 +149,6 @@ def demonstrate(case: Case, backend: str, on_step: Callable[[str], None]) -> Dem
     )
 
 
-def _another(warm_runs: int, seconds: float) -> bool:
-    fewest, most = WARM_RUNS
-    return warm_runs < fewest or (warm_runs < most and seconds < WARM_SECONDS)
-
-
 def _stages(case: Case, runs: list[tuple[LoadedCase, ScoreResult]]) -> tuple[StageTime, ...]:
     stages = []
 
@@ -159,12 +156,8 @@ def _stages(case: Case, runs: list[tuple[LoadedCase, ScoreResult]]) -> tuple[Sta
         stages.append(StageTime(name, seconds[0], statistics.median(seconds[1:]), work, unit))
 
     if case.index_k is not None:
-        add(
-            "append: quantise keys into pages",
-            [loaded.append_seconds for loaded, _ in runs],
-            case.total_k,
-            "key",
-        )
+        seconds = [loaded.append_seconds for loaded, _ in runs]
+        add("append: quantise keys into pages", seconds, case.total_k, "key")
     for stage, name, work, unit in (
         ("quantize_query", "cast queries to E4M3", case.rows, "row"),
         ("score", "score", flop(case), "FLOP"),
@@ -211,7 +204,8 @@ def print_report(
 def _explanation(shown: Demonstration, path: str) -> str:
     case = shown.case
     if case.index_k is None:
-        keys = f"The {case.total_k:,} keys lie in {_pages(case):,} NVFP4 pages already."
+        pages = 0 if case.pages is None else len(case.pages)
+        keys = f"The {case.total_k:,} keys are already in {pages:,} NVFP4 pages."
     else:
         keys = (
             f"{case.total_k:,} keys of 128 values are quantised to NVFP4 as they are appended: 72 bytes each "
@@ -225,10 +219,6 @@ def _explanation(shown: Demonstration, path: str) -> str:
         f"q.k, and keeps the {case.topk} best blocks, which is all that attention then reads. "
         f"Backend: {shown.backend}."
     )
-
-
-def _pages(case: Case) -> int:
-    return 0 if case.pages is None else len(case.pages)
 
 
 def _legend(case: Case) -> str:
@@ -281,8 +271,7 @@ def _shown_rows(case: Case) -> list[tuple[int, int]]:
 
 def _place(case: Case, token: int) -> tuple[int, int]:
     """The request of a query token, and its position there."""
-    request = int(case.cu_seqlens_q.searchsorted(token, side="right")) - 1
-    return request, int(case.seq_lens[request]) - int(case.cu_seqlens_q[request + 1]) + token
+    return int(case.requests_of(token)), int(case.positions()[token])
 
 
 def _fidelity(shown: Demonstration) -> str:
@@ -300,8 +289,7 @@ def _fidelity(shown: Demonstration) -> str:
 
 def _times(shown: Demonstration) -> Cells:
     rows = [
-        (stage.name, _ms(stage.cold_seconds), _ms(stage.warm_seconds), _throughput(stage))
-        for stage in shown.stages
+        (one.name, _ms(one.cold_seconds), _ms(one.warm_seconds), _throughput(one)) for one in shown.stages
     ]
     warm = f"warm (median of {shown.warm_runs})"
     return Cells(("stage", "cold (first run)", warm, "warm throughput"), rows)
@@ -350,25 +338,12 @@ def report_fields(shown: Demonstration, path: str, picture: Path, no_picture: st
         "recall": None
         if recall is None
         else {"mean": recall.mean, "worst": recall.worst, "rows": recall.counted_rows},
-        "stages": [
-            {
-                "name": stage.name,
-                "cold_seconds": stage.cold_seconds,
-                "warm_seconds": stage.warm_seconds,
-                "work": stage.work,
-                "unit": stage.unit,
-            }
-            for stage in shown.stages
-        ],
+        "stages": [dataclasses.asdict(stage) for stage in shown.stages],
         "warm_runs": shown.warm_runs,
         "picks": [
-            {
-                "request": _place(shown.case, token)[0],
-                "head": head,
-                "position": _place(shown.case, token)[1],
-                "blocks": _row_picks(shown, head, token),
-            }
+            {"request": request, "head": head, "position": position, "blocks": _row_picks(shown, head, token)}
             for head, token in _shown_rows(shown.case)
+            for request, position in [_place(shown.case, token)]
         ],
         "picture": None if no_picture is not None else str(picture),
         "no_picture": no_picture,

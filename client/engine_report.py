@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from client.output import Cells, fits, printable
+from client.output import Cells, counted, fits, printable
 from indexer.explain.verdict import Cause, EngineVerdict, Finding, Verdict
 from indexer.verify import NotFiniteRow
 
@@ -35,7 +35,7 @@ def headline_of(verdict: EngineVerdict) -> tuple[str, str]:
     if verdict.fault_rows or written_wrong:
         return "engine WRONG", "bold red"
     if verdict.unjudged_rows:
-        return f"engine NOT JUDGED in {_rows(verdict.unjudged_rows)}", "bold yellow"
+        return f"engine NOT JUDGED in {counted(verdict.unjudged_rows, 'row')}", "bold yellow"
     if not verdict.rows and verdict.written is None:
         return "engine recorded NO RESULT", "bold yellow"
     return "engine RIGHT", "bold green"
@@ -43,12 +43,12 @@ def headline_of(verdict: EngineVerdict) -> tuple[str, str]:
 
 def row_counts(verdict: EngineVerdict) -> str:
     """How many rows there are of each kind."""
-    unjudged = f" {_rows(verdict.unjudged_rows)} not judged." if verdict.unjudged_rows else ""
+    unjudged = f" {counted(verdict.unjudged_rows, 'row')} not judged." if verdict.unjudged_rows else ""
     if not verdict.rows:
         return "No row was judged: the file holds neither scores nor ids of the engine." + unjudged
     return (
-        f"{_rows(verdict.rows)}: {verdict.right_rows:,} right, {verdict.tie_rows:,} differ by legal ties, "
-        f"{verdict.rounding_rows:,} by rounding, {verdict.fault_rows:,} by faults.{unjudged}"
+        f"{counted(verdict.rows, 'row')}: {verdict.right_rows:,} right, {verdict.tie_rows:,} differ by legal "
+        f"ties, {verdict.rounding_rows:,} by rounding, {verdict.fault_rows:,} by faults.{unjudged}"
     )
 
 
@@ -59,9 +59,8 @@ def score_error(verdict: EngineVerdict) -> str | None:
     error = f"{verdict.max_measured_error:.2g} of {verdict.score_tolerance:.2g} allowed"
     if not verdict.unmeasured_cells:
         return error
-    cells_of = sum(verdict.unmeasured_cells.values())
     kinds = ", ".join(f"{name}: {count:,}" for name, count in verdict.unmeasured_cells.items())
-    where = "1 wrong cell" if cells_of == 1 else f"{cells_of:,} wrong cells"
+    where = counted(sum(verdict.unmeasured_cells.values()), "wrong cell")
     return f"none can be stated in {where} ({kinds}); {error} in the others"
 
 
@@ -70,8 +69,8 @@ def selection_faults(verdict: EngineVerdict) -> str | None:
     if not verdict.selection_fault_rows:
         return None
     return (
-        f"In {_rows(verdict.selection_fault_rows)} the ids are not the best by the engine's own scores: "
-        "whatever the scores are, the selection is at fault there, or what becomes of its ids."
+        f"In {counted(verdict.selection_fault_rows, 'row')} the ids are not the best by the engine's own "
+        "scores: whatever the scores are, the selection is at fault there, or what becomes of its ids."
     )
 
 
@@ -205,10 +204,6 @@ def evidence(cause: Cause) -> str:
     return rows + "."
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
-
-
 def _whole(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
@@ -233,7 +228,11 @@ def print_not_judged(console: Console, case: str, count: int, rows: Sequence[Not
     if count > len(shown):
         lines.append(f"  and {count - len(shown):,} more; --json names the first {len(rows):,}.")
     for line in lines:
-        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+        _print_indented(console, Text(line))
+
+
+def _print_indented(console: Console, part: RenderableType) -> None:
+    console.print(Padding(part, (0, 0, 0, 2), expand=False))
 
 
 def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
@@ -242,12 +241,12 @@ def print_engine(console: Console, case: str, verdict: EngineVerdict) -> None:
     word = Text(f"{headline} ", style, overflow="fold")
     console.print(word.append(printable(case), "default not bold"))
     for line in _counts(verdict):
-        console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
+        _print_indented(console, Text(line))
     shown = some_of_each_kind(verdict, SHOWN_FINDINGS)
     if verdict.total_findings:
         _print_differences(console, verdict, shown)
     for cause in _causes(verdict):
-        console.print(Padding(cause, (0, 0, 0, 2), expand=False))
+        _print_indented(console, cause)
 
 
 def _counts(verdict: EngineVerdict) -> list[str]:
@@ -271,25 +270,22 @@ def _counts(verdict: EngineVerdict) -> list[str]:
 def _print_differences(console: Console, verdict: EngineVerdict, shown: Sequence[Finding]) -> None:
     """How many there are of each kind, the first of them, and where the others are."""
     kinds = [f"{kind} {count} ({told} shown)" for kind, count, told in kind_counts(verdict, shown)]
-    lines = [Text("Differences by kind: " + "; ".join(kinds) + ".")]
+    _print_indented(console, Text("Differences by kind: " + "; ".join(kinds) + "."))
     if shown:
-        lines.append(Text(shown_of(verdict, shown) + ":"))
-    for line in lines:
-        console.print(Padding(line, (0, 0, 0, 2), expand=False))
-    if shown:
+        _print_indented(console, Text(shown_of(verdict, shown) + ":"))
         table = finding_cells(shown).table()
         if fits(console, table, indent=2):
-            console.print(Padding(table, (0, 0, 0, 2), expand=False))
+            _print_indented(console, table)
         else:
             for finding in shown:
                 text = _verdict(finding).append(f" {sentence(finding)}", "default not bold")
-                console.print(Padding(text, (0, 0, 0, 2), expand=False))
+                _print_indented(console, text)
     if len(shown) < verdict.total_findings:
         held = len(verdict.findings)
         told = f"--json has the first {held:,} of {verdict.total_findings:,}; a larger --findings tells more."
         if held == verdict.total_findings:
             told = f"--json has all {held:,}."
-        console.print(Padding(Text(told), (0, 0, 0, 2), expand=False))
+        _print_indented(console, Text(told))
 
 
 def _verdict(finding: Finding) -> Text:
@@ -298,10 +294,10 @@ def _verdict(finding: Finding) -> Text:
 
 def _causes(verdict: EngineVerdict) -> list[Text]:
     lines = []
-    written = verdict.written.cause if verdict.written is not None else None
-    causes = (*verdict.causes, *((written,) if written is not None else ()))
-    several = len(verdict.causes) > 1
-    if several:
+    causes = list(verdict.causes)
+    if verdict.written is not None and verdict.written.cause is not None:
+        causes.append(verdict.written.cause)
+    if len(verdict.causes) > 1:
         lines.append(Text("These rows do not tell the following apart:", "bold"))
     if verdict.untried:
         lines.append(Text(f"Not tried for want of time: {'; '.join(verdict.untried)}."))

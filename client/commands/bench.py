@@ -62,7 +62,12 @@ def bench(
     (tests/benchmarks/bench_gpu.py) wrote is shown.
     """
     if report is not None:
-        _show(report, as_json)
+        with one_line_errors(as_json):
+            found = read_report(report)
+        if as_json:
+            print(json.dumps(dataclasses.asdict(found)))
+        else:
+            print_report(found, output())
         return
     with one_line_errors(as_json, case), contextlib.ExitStack() as stack:
         if case is None:
@@ -75,11 +80,9 @@ def bench(
         )
         if url is None:
             if clients > 1:
+                limit = "one caller at a time runs here"
                 raise InvalidArgumentError(
-                    "--clients",
-                    clients,
-                    "one caller at a time runs here",
-                    "leave out --clients, or name a --url",
+                    "--clients", clients, limit, "leave out --clients, or name a --url"
                 )
             scorer = case_scorer(call, backend, precision.value)
             where = scorer.backend
@@ -121,15 +124,6 @@ def bench(
         )
     if load.errors:
         raise typer.Exit(MISMATCH)
-
-
-def _show(path: Path, as_json: bool) -> None:
-    with one_line_errors(as_json):
-        report = read_report(path)
-    if as_json:
-        print(json.dumps(dataclasses.asdict(report)))
-    else:
-        print_report(report, output())
 
 
 # ---- Load: one call over and over, from several threads ----

@@ -21,12 +21,7 @@ from client.output import (
 from kernel.contract import MAX_SEQ_LEN, MAX_TOPK
 from kernel.errors import InvalidArgumentError
 
-case = typer.Typer(
-    name="case",
-    help="Case files as such.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+case = typer.Typer(name="case", help="Case files as such.", no_args_is_help=True, rich_markup_mode=None)
 M3_HEADS = 4
 """Index heads of MiniMax-M3."""
 

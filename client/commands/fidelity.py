@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 def fidelity(
     cases: Annotated[list[str], typer.Argument(metavar="CASE...", help="Case files with index_k.")],
     picture: Annotated[
-        Path | None,
-        typer.Option(help="PNG or SVG file of plots; with several cases, the recall of each."),
+        Path | None, typer.Option(help="PNG or SVG file of plots; with several cases, the recall of each.")
     ] = None,
     backend: BackendOption = "auto",
     as_json: JsonOption = False,
@@ -85,19 +84,11 @@ def fidelity(
 
 def fidelity_fields(shown: CaseFidelity) -> dict[str, Any]:
     """A case's fidelity as one JSON object."""
-    fields = {
-        field.name: getattr(shown, field.name) for field in dataclasses.fields(shown) if field.name != "gaps"
-    }
-    fields["formats"] = [
-        {
-            field.name: getattr(found, field.name)
-            for field in dataclasses.fields(found)
-            if field.name not in ("per_row", "errors", "heads")
-        }
-        | {"heads": [dataclasses.asdict(head) for head in found.heads]}
-        for found in shown.formats
-    ]
-    fields["worst_rows"] = [dataclasses.asdict(row) for row in shown.worst_rows]
+    fields = dataclasses.asdict(shown)
+    del fields["gaps"]
+    for found in fields["formats"]:
+        del found["per_row"], found["errors"]
+        found["heads"] = found.pop("heads")  # the longest field comes last
     return fields
 
 
@@ -121,16 +112,8 @@ def format_cells(shown: CaseFidelity) -> Cells:
         rows.append((found.name, "all", f"{shown.counted_rows:,}", *recall, error, *masses))
         for head in found.heads if len(found.heads) > 1 else ():
             rows.append(("", str(head.head), f"{head.rows:,}", f"{head.mean:.4f}", f"{head.worst:.3f}"))
-    columns = (
-        "keys",
-        "head",
-        "rows",
-        "recall mean",
-        "worst row",
-        "score rms error",
-        "mass lost",
-        "worst row",
-    )
+    recalls, losses = ("recall mean", "worst row"), ("mass lost", "worst row")
+    columns = ("keys", "head", "rows", *recalls, "score rms error", *losses)
     return Cells(columns, rows)
 
 

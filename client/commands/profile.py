@@ -52,8 +52,7 @@ class CacheUse(str, enum.Enum):
 def profile(
     case: CaseArgument,
     cache: Annotated[
-        CacheUse,
-        typer.Option(help="cold: the device's caches are flushed before each run."),
+        CacheUse, typer.Option(help="cold: the device's caches are flushed before each run.")
     ] = CacheUse.both,
     repeats: Annotated[
         int, typer.Option(min=1, max=100, help="Runs that are measured, after one that is not.")
@@ -111,7 +110,11 @@ def profile(
             shown.append(run(use, traced=trace is not None and not shown))
         if trace is not None:
             write_output("--trace", trace, [json.dumps(shown[0].trace).encode()])
-        balance = _balance(call) if url is None or picture is not None else None
+        balance = None
+        if url is None or picture is not None:
+            from indexer.profile import plan_balance
+
+            balance = plan_balance(call)
         if picture is not None:
             write_output("--picture", picture, [_draw(shown, balance, picture)])
     if as_json:
@@ -169,20 +172,13 @@ def _fields(
 ) -> dict[str, Any]:
     fields = dataclasses.asdict(shown[0])
     fields["trace"] = None if trace is None else str(trace)
-    warm = None
-    if len(shown) > 1:
-        warm = dataclasses.asdict(shown[1])
-        del warm["trace"]
-    fields["warm"] = warm
+    warm = [dataclasses.asdict(one) for one in shown[1:]]
+    for one in warm:
+        del one["trace"]
+    fields["warm"] = warm[0] if warm else None
     fields["plan"] = None if balance is None else dataclasses.asdict(balance)
     fields["rocprof"] = None if kernels is None else [dataclasses.asdict(kernel) for kernel in kernels]
     return fields
-
-
-def _balance(call: Case) -> PlanBalance | None:
-    from indexer.profile import plan_balance
-
-    return plan_balance(call)
 
 
 def _draw(shown: list[Profile], balance: PlanBalance | None, picture: Path) -> bytes:

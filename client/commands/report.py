@@ -45,8 +45,7 @@ def report(
         call = read_case(case)
         check_output("--out", out, case)
         on_step("loading torch")
-        from client.report.page import report_page
-        from client.report.sections import gather
+        from client.report.page import gather, report_page
 
         gathered = gather(call, case, backend, precision.value, repeats, on_step)
         on_step("writing")

@@ -85,11 +85,7 @@ def score(
             with remote_client(url, token, backend, precision.value) as client:
                 reply = client.score_case(call, order=order.value, return_scores=out is not None)
         if out is not None and reply.scores is not None:
-            tensors = {
-                "scores": reply.scores,
-                "block_ids": reply.block_ids,
-                "num_blocks": reply.num_blocks,
-            }
+            tensors = {"scores": reply.scores, "block_ids": reply.block_ids, "num_blocks": reply.num_blocks}
             metadata = {
                 "format": FORMAT,
                 "version": "1",

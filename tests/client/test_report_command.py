@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from client.plots import MAX_BLOCKS, MAX_QUERIES, ScoreMap, draw_score_map
-from client.report import sections
+from client.report import page
 from client.report.page import picture
 from client.rocprof import read_rocprof, rocprof_command
 from indexer.case import Case, read_case, write_case
@@ -166,14 +166,14 @@ def test_letters_are_of_one_size_in_every_picture(tmp_path: Path) -> None:
 
 def test_of_a_large_call_the_end_of_one_request_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     case = read_case(CODE)  # 256 queries of 2 heads see 64 blocks
-    monkeypatch.setattr(sections, "MAX_MAP_CELLS", 2 * 64 * 10)
-    shown, name = sections._mapped(case)
+    monkeypatch.setattr(page, "MAX_MAP_CELLS", 2 * 64 * 10)
+    shown, name = page._mapped(case)
     assert shown is not None
     assert shown.total_q == 10
     assert (shown.index_q == case.index_q[-10:]).all()
     assert name == "request 0, its last 10 queries"
     monkeypatch.undo()
-    assert sections._mapped(case) == (case, "")
+    assert page._mapped(case) == (case, "")
 
 
 # A report stays small enough to be mailed, whatever the call.
