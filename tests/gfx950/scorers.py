@@ -32,6 +32,10 @@ def heads_in_turn(values: Iterable[Any]) -> list[Any]:
     ]
 
 
+HEADS = [pytest.param(n, marks=() if n == 4 else pytest.mark.nightly) for n in SUPPORTED_HEADS]
+"""For what one number of heads shows: the others are nightly."""
+
+
 @contextmanager
 def device_with(compute_units: int = 256, schedule: Schedule | None = None) -> Iterator[SimulatedDevice]:
     """The simulated device with other properties: fewer compute units give longer segments."""

@@ -19,6 +19,7 @@ from kernel.gfx950 import SCHEDULES, RaceError, Schedule
 from kernel.gfx950.hip import simulated_device
 from kernel.gfx950.report.model import resources_of
 from tests.gfx950.scorers import (
+    HEADS,
     POISON,
     assert_exact,
     decode_launcher,
@@ -50,7 +51,7 @@ FORCED = ((0, 0), (1, 1), (3, 2), (0, 3), (2, 0), (1, 2))
 def test_scores_equal_the_oracle(heads: int, forced: tuple[int, int]) -> None:
     """Ragged batches on permuted pages, every cell written, sentinels and -inf included."""
     most = MAX_ROWS // heads
-    lengths = [(900, most), (0, 0), (2432, 1), (300, 0), (129, 1), (130, min(3, most)), (1, 1)]
+    lengths = [(640, most), (0, 0), (2176, 1), (300, 0), (129, 1), (130, min(3, most)), (1, 1)]
     assert_exact(random_call(lengths, heads, seed=heads).forcing(*forced), compute_units=2)
 
 
@@ -92,11 +93,11 @@ def test_inexact_scores_lie_within_the_bound(heads: int) -> None:
 def test_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
     """Waves with whole groups of 16 blocks (few workgroups), workgroups that share one (many), blocks; shares
     that begin and end inside requests."""
-    lengths = [(10_900, 2), (2047, 1), (2048, 1), (2049, 1), (70, 1)]
+    lengths = [(6200, 2), (2047, 1), (2048, 1), (2049, 1), (70, 1)]
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units)
 
 
-@pytest.mark.parametrize("columns", [3, 4, 8, 13, 16, 17, 70, 130])
+@pytest.mark.parametrize("columns", [3, 16, 17, 70])
 def test_rows_are_filled_to_any_width(columns: int) -> None:
     """Cells past nb are -inf in scores and maxima, up to ``S``."""
     assert_exact(random_call([(300, 4), (150, 3), (1, 1)], 4, seed=9), columns=columns)
@@ -135,7 +136,7 @@ def test_every_order_of_waves_gives_the_same_bytes(schedule: Schedule) -> None:
     assert_exact(call, schedule=schedule, compute_units=2)
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+@pytest.mark.parametrize("heads", HEADS)
 def test_batches_of_more_requests_than_lanes(heads: int) -> None:
     """70 requests; and 300 of which almost all are padding, so that a share spans more than 64."""
     lengths = [(0, 0) if i % 3 else (1 + 37 * i % 300, 1) for i in range(70)]
@@ -206,7 +207,7 @@ class Buffers(StepBuffers):
         decode_launcher().launch(batch, requests, self.scores, self.maxima)
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+@pytest.mark.parametrize("heads", HEADS)
 def test_steps_of_any_lengths_are_one_launch(heads: int) -> None:
     """Same grid, same argument bytes, exact scores and maxima in rows of requests and no others."""
     calls = [random_call(lengths, heads, seed=70 + i) for i, lengths in enumerate(STEPS)]
@@ -289,14 +290,16 @@ def test_every_number_may_be_anything(seed: int) -> None:
 # ---- Pages through LDS by DMA: the same bits, whenever a DMA lands ----
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
-def test_staged_scores_equal_the_oracle(heads: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "launch"), heads_in_turn([((0, 0), 2, None), ((1, 1), 4, 23), ((2, 1), 1, 18)])
+)
+def test_staged_scores_equal_the_oracle(heads: int, launch: tuple[tuple[int, int], int, int | None]) -> None:
     """Every number of blocks of a tail, the diagonal, sentinels, shares that end inside requests."""
+    forced, compute_units, columns = launch
     most = MAX_ROWS // heads
-    lengths = [(900, most), (0, 0), (2432, 1), (129, 1), (1, 1), (640, 1), (384, 1)]
-    call = random_call(lengths, heads, seed=heads)
-    assert_exact(call, compute_units=2, layout="staged")
-    assert_exact(call.forcing(1, 1), compute_units=4, columns=23, layout="staged")
+    lengths = [(640, most), (0, 0), (2176, 1), (129, 1), (1, 1), (512, 1), (384, 1)]
+    call = random_call(lengths, heads, seed=heads).forcing(*forced)
+    assert_exact(call, compute_units=compute_units, columns=columns, layout="staged")
     record = simulated_device().launches[-1]
     assert record.kernel == f"score_decode_h{heads}_staged"
     has = resources_of(record.report.kernel)
@@ -314,9 +317,9 @@ def test_every_scale_byte_is_scored_staged() -> None:
     assert_exact(call, compute_units=1, layout="staged")
 
 
-@pytest.mark.parametrize("compute_units", [1, 2, 8])
+@pytest.mark.parametrize("compute_units", [1, pytest.param(2, marks=pytest.mark.nightly), 8])
 def test_staged_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
-    lengths = [(10_900, 2), (2047, 1), (2049, 1), (70, 1)]
+    lengths = [(6200, 2), (2047, 1), (2049, 1), (70, 1)]
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units, layout="staged")
 
 

@@ -68,6 +68,7 @@ def test_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
         standin.library()
 
 
+@pytest.mark.nightly  # test_toolchain.py builds with it, too
 def test_the_ziglang_package_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("the package ziglang is not installed")

@@ -18,6 +18,7 @@ from indexer.verify import verify_case
 from kernel.backends import registry
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import code_object, simulated_device
+from tests.gfx950.scorers import HEADS
 from tests.support.cases import DATA, ROOT, more_case
 from tests.support.process import printed_by
 
@@ -37,7 +38,7 @@ def exact_queries(tokens: int, heads: int, generator: torch.Generator) -> torch.
     return torch.randint(-4, 5, (tokens, heads, 128), generator=generator).float()
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("heads", HEADS)
 def test_scores_of_a_ragged_batch(heads: int) -> None:
     """Three requests: a chunk that ends inside a block, one token late in a context, a first chunk."""
     lengths, query_lens = (300, 641, 70), (45, 1, 70)
@@ -70,16 +71,13 @@ def test_scores_of_a_ragged_batch(heads: int) -> None:
     assert torch.equal(found.block_ids, expected.block_ids)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["ragged_l15_cut"]
-    + [
-        pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("code_8k_l20", "prose_8k_l10", "ragged_l15")
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["code_8k_l20", "prose_8k_l10", "ragged_l15"])
 def test_a_case_of_real_keys_verifies(name: str) -> None:
-    """Every row's block ids are the expected ones, the scores within the contract's tolerance."""
+    """Every row's block ids are the expected ones, the scores within the contract's tolerance.
+
+    ``tests/unit/test_verify.py`` has a shorter case.
+    """
     path = DATA / f"{name}.safetensors"
     case = read_case(path if path.is_file() else more_case(name))
     verification = verify_case(case, name, "flydsl-sim")

@@ -2,51 +2,68 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
 import re
 import subprocess
-import sys
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from kernel.backends.flydsl.runtime import Device, preflight
 from kernel.errors import DeviceUnavailableError
-from kernel.gfx950.hip import SimulatedDevice, standin
-from tests.support.cases import ROOT
-from tests.support.process import printed_by
+from kernel.gfx950.hip import SimulatedDevice, simulated_device, standin
+from tests.support.process import ForkedProcess, forkserver, printed_by
 
-PROGRAM = """
-import ctypes, sys
-from kernel.backends.flydsl.runtime import preflight
-from kernel.errors import DeviceUnavailableError
-
-class Device:
-    def prepare(self):
-        for path in sys.argv[1:]:
-            ctypes.CDLL(path)
-
-try:
-    preflight(Device())
-except DeviceUnavailableError as error:
-    print(error)
-else:
-    print("passed")
-"""
+ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
+"""In which nothing of ROCm is found."""
 
 
-def run(program: str, *arguments: str, **environment: str) -> str:
-    """Standard output of a Python program that must end well; nothing of ROCm can be found by it."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def message_of(task: Callable[..., str], *libraries: str, **variables: str) -> str:
+    """What ``task`` returns in a process that has loaded no HIP."""
+    receiver, sender = forkserver().Pipe(duplex=False)
+    process = ForkedProcess(_send, sender, task, libraries, ENVIRONMENT | variables)
+    sender.close()
+    assert process.wait(120) == 0
+    message: str = receiver.recv()
+    return message
+
+
+def _send(
+    sender: Connection, task: Callable[..., str], libraries: Sequence[str], environment: dict[str, str]
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sender.send(task(*libraries))
+
+
+def preflighted(*libraries: str) -> str:
+    """What preflight says of a device that loads these libraries."""
+
+    class Loading:
+        def prepare(self) -> None:
+            for path in libraries:
+                ctypes.CDLL(path)
+
+    try:
+        preflight(cast("Device", Loading()))
+    except DeviceUnavailableError as error:
+        return str(error)
+    return "passed"
+
+
+def prepared_beside(real: str) -> str:
+    """What the simulated device says where a HIP is loaded."""
+    loaded = ctypes.CDLL(real)
+    try:
+        simulated_device().prepare()
+    except DeviceUnavailableError as error:
+        return str(error)
+    return f"prepared beside {loaded}"
 
 
 def library_of(folder: Path, functions: set[str], version: str) -> str:
@@ -74,46 +91,36 @@ def hip_functions() -> set[str]:
     reason="a HIP is installed where FlyDSL looks for it",
 )
 def test_no_hip() -> None:
-    message = run(PROGRAM)
+    message = message_of(preflighted)
     assert "libfly_jit_runtime.so does not load: libamdhip64.so.7" in message
     assert "install ROCm 7" in message
 
 
 def test_wrong_version(tmp_path: Path) -> None:
-    message = run(PROGRAM, library_of(tmp_path, hip_functions(), "hip_9.9"))
+    message = message_of(preflighted, library_of(tmp_path, hip_functions(), "hip_9.9"))
     assert "version `hip_4.2' not found" in message
 
 
 def test_missing_function(tmp_path: Path) -> None:
     library = library_of(tmp_path, hip_functions() - {"hipModuleLaunchKernel"}, "hip_4.2")
-    message = run(PROGRAM, library)
+    message = message_of(preflighted, library)
     assert "hipModuleLaunchKernel" in message
     assert "does not load" in message
 
 
 def test_the_stand_in_passes() -> None:
-    assert run(PROGRAM, str(standin.library())) == "passed\n"
+    assert message_of(preflighted, str(standin.library())) == "passed"
 
 
 def test_compile_only_makes_every_launch_do_nothing() -> None:
-    message = run(PROGRAM, str(standin.library()), COMPILE_ONLY="1")
-    assert message == "COMPILE_ONLY=1 makes every launch do nothing; unset COMPILE_ONLY\n"
+    message = message_of(preflighted, str(standin.library()), COMPILE_ONLY="1")
+    assert message == "COMPILE_ONLY=1 makes every launch do nothing; unset COMPILE_ONLY"
 
 
 def test_the_simulated_device_refuses_a_process_with_a_real_hip(tmp_path: Path) -> None:
     """It would not replace the loaded one, and launches would go to a GPU."""
     real = library_of(tmp_path, hip_functions(), "hip_4.2")
-    program = """
-import ctypes, sys
-real = ctypes.CDLL(sys.argv[1])
-from kernel.errors import DeviceUnavailableError
-from kernel.gfx950.hip import simulated_device
-try:
-    simulated_device().prepare()
-except DeviceUnavailableError as error:
-    print(error)
-"""
-    message = run(program, real, XDG_CACHE_HOME=str(tmp_path))
+    message = message_of(prepared_beside, real, XDG_CACHE_HOME=str(tmp_path))
     assert message.startswith(f"{real} is loaded: a process has one HIP")
 
 

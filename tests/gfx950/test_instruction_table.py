@@ -31,9 +31,8 @@ FIELDS = [field.name for field in fields(Row) if field.name != "mnemonic"]
 
 
 EVERY_COMMIT = (
-    "score_prefill_h1",
+    "score_prefill_h4",
     "score_decode_h4",
-    "score_decode_h1_staged",
     "topk_scan_k16",
     "topk_group_k16_b1024",
     "insert_bf16",

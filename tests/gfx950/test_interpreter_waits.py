@@ -21,7 +21,7 @@ from kernel.gfx950 import (
 )
 from kernel.gfx950.parse import parse_instruction
 from tests.gfx950.one_wave import launch
-from tests.gfx950.scorers import heads_in_turn
+from tests.gfx950.scorers import HEADS
 from tests.mutation.campaign import Campaign
 from tests.mutation.campaigns import prefill
 from tests.mutation.mutants import Mutant, mutated
@@ -376,7 +376,8 @@ ORDERS = (
 )
 
 
-@pytest.mark.parametrize(("heads", "case"), heads_in_turn(["unaligned", "aligned", "forced", "decode"]))
+@pytest.mark.parametrize("case", ["unaligned", "aligned", "forced", "decode"])
+@pytest.mark.parametrize("heads", HEADS)
 def test_every_order_of_waves_writes_the_same_bytes(heads: int, case: str) -> None:
     """Each order gives the oracle's bits, in cells that a launch owns and in none else."""
     found = prefill(heads)
@@ -385,19 +386,23 @@ def test_every_order_of_waves_writes_the_same_bytes(heads: int, case: str) -> No
         launches[at % len(launches)].under(schedule).run(found.kernel)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_without_a_barrier_some_launch_races(schedule: Schedule) -> None:
-    """Each barrier of the kernel, in every order of waves: nothing of the others hides that it is missing."""
+@pytest.mark.parametrize(
+    "turn", [0, *(pytest.param(turn, marks=pytest.mark.nightly) for turn in range(1, len(SCHEDULES)))]
+)
+def test_without_a_barrier_some_launch_races(turn: int) -> None:
+    """Each barrier of the kernel, orders of waves in turn: nothing of the others hides that it is missing."""
     found = prefill(4)
     barriers = [at for at, one in enumerate(found.kernel.instructions) if one.mnemonic == "s_barrier"]
     assert len(barriers) > 2
-    for at in barriers:
+    for number, at in enumerate(barriers, turn):
+        schedule = SCHEDULES[number % len(SCHEDULES)]
         kernel = mutated(found.kernel, Mutant("deleted", at, "s_nop 0"))
         with pytest.raises((RaceError, BarrierError, UndefinedReadError)):
             _run_all(_launches_through(found, at), kernel, schedule)
 
 
-@pytest.mark.parametrize(("heads", "schedule"), heads_in_turn(SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("heads", HEADS)
 def test_two_waves_that_write_one_lds_byte_race(heads: int, schedule: Schedule) -> None:
     """Entry ``lane`` of the LUT instead of entry ``thread``: all waves write the same bytes."""
     found = prefill(heads)

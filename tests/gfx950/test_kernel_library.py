@@ -33,7 +33,7 @@ from tests.support.compare import assert_same_bits, without_decode
 from tests.support.process import printed_by
 from tests.support.score_program import SCORE
 
-MIXED = ((300, 45), (129, 1), (1, 1), (641, 2))
+MIXED = ((300, 45), (129, 1), (1, 1), (385, 2))
 """Prefill and decode in a batch."""
 
 

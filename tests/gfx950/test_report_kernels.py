@@ -34,7 +34,7 @@ from kernel.gfx950.report.work import WorkReport, check_work_targets
 from tests.gfx950 import compiled
 from tests.gfx950.compiled import LIMITS, assert_every_limit_bites, worse
 from tests.gfx950.one_wave import kernel_of
-from tests.gfx950.scorers import scored
+from tests.gfx950.scorers import HEADS, scored
 from tests.support.calls import random_call
 from tests.support.process import call
 
@@ -48,9 +48,7 @@ LOOP_KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture(
-    params=[4, *(pytest.param(heads, marks=pytest.mark.nightly) for heads in SUPPORTED_HEADS if heads != 4)]
-)
+@pytest.fixture(params=HEADS)
 def fields(request: pytest.FixtureRequest) -> dict[str, Any]:
     return compiled.report(request.param).fields()
 
@@ -79,7 +77,7 @@ def test_the_gate_stops_a_kernel_that_got_worse(monkeypatch: pytest.MonkeyPatch)
     assert any(line.startswith("diagonal: valu") for line in found)
 
 
-@pytest.mark.parametrize("heads", SUPPORTED_HEADS)
+@pytest.mark.parametrize("heads", HEADS)
 def test_the_report_is_of_the_kernel_that_is_launched(heads: int) -> None:
     """The compiler's text and metadata against the code object of a launch, disassembled.
 
@@ -156,8 +154,8 @@ def reported_before(
         reports[name] = replace(compiled.report(heads if every else 4), name=name, heads=heads)
     for layout, heads in itertools.product(LAYOUTS, SUPPORTED_HEADS):
         name = geometry.decode_name(heads, layout)
-        decoder = compiled.decode_report(heads if every else 4, layout)
-        reports[name] = replace(decoder, name=name, heads=heads)
+        decoder = compiled.decode_report(*((heads, layout) if every else (4, "registers")))
+        reports[name] = replace(decoder, name=name, heads=heads, layout=layout)
     for variant in VARIANTS:
         found = compiled.work_report(variant if every else Variant(16))
         reports[variant.name] = replace(found, name=variant.name)
@@ -215,7 +213,9 @@ def test_the_command_says_in_one_line_what_is_missing(as_json: bool, monkeypatch
 
 @pytest.fixture(
     params=[
-        pytest.param((layout, heads), marks=() if heads == 4 else pytest.mark.nightly)
+        pytest.param(
+            (layout, heads), marks=() if (layout, heads) == ("registers", 4) else pytest.mark.nightly
+        )
         for layout, heads in itertools.product(LAYOUTS, SUPPORTED_HEADS)
     ]
 )
@@ -232,7 +232,7 @@ def test_every_kernel_has_limits() -> None:
     assert list(LIMITS) == list(geometry.kernel_names())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", ["registers", pytest.param("staged", marks=pytest.mark.nightly)])
 def test_the_gate_sees_every_figure_of_decode_get_worse(layout: Layout) -> None:
     fields = compiled.decode_report(4, layout).fields()
     assert set(LIMITS[fields["name"]]["loops"]) == set(DECODE_ROLES)

@@ -127,7 +127,7 @@ def test_rows_at_the_end_of_4_9_gib_of_scores() -> None:
 # ---- Selection in pieces of bounded memory: every row once, and the ids that the oracle gives ----
 
 
-@pytest.mark.parametrize("order", ["score", "block"])
+@pytest.mark.parametrize("order", ["score", pytest.param("block", marks=pytest.mark.nightly)])
 def test_of_the_kernels_scores_equals_the_oracles(order: Order) -> None:
     """A context of 69 blocks, where k = 2 goes through maxima, beside a short request."""
     call = random_call([(8720, 5), (300, 3), (0, 0)], 4, seed=21).forcing(0, 1)
@@ -181,8 +181,15 @@ def filled() -> tuple[IndexScorer, list[int]]:
     return scorer, sequences
 
 
-@pytest.mark.parametrize("for_good", [False, True])
-@pytest.mark.parametrize("return_scores", [True, False])
+@pytest.mark.parametrize(
+    ("return_scores", "for_good"),
+    [
+        (True, False),
+        (False, True),
+        pytest.param(True, True, marks=pytest.mark.nightly),
+        pytest.param(False, False, marks=pytest.mark.nightly),
+    ],
+)
 def test_scoring(filled: tuple[IndexScorer, list[int]], return_scores: bool, for_good: bool) -> None:
     """A batch of prefill and decode, with scores and by group maxima."""
     scorer, sequences = filled

@@ -63,8 +63,8 @@ def hard_rows(
             yield from network_rows(random, variant.best, width, networks)
 
 
-EVERY_COMMIT = ("topk_scan_k16", "topk_scan_k32", "topk_group_k16", "topk_group_k32", "topk_group_k16_b1024")
-"""Of the kernels of other lengths and of k = 64 the hard rows are nightly; the contract runs k = 64."""
+EVERY_COMMIT = ("topk_scan_k16", "topk_group_k32", "topk_group_k16_b1024")
+"""Of the other kernels the hard rows are nightly; the contract runs k = 64, other tests here the rest."""
 
 
 @pytest.fixture(params=BY_NAME)
@@ -112,13 +112,13 @@ def test_rows_longer_than_a_chunk_of_groups(best: int) -> None:
 
 @pytest.mark.parametrize("k", [1, 15, 17, 33])
 def test_fewer_ids_than_the_class(k: int) -> None:
-    """Any k of a class gets the first k, in both orders, from scores and from maxima."""
+    """Any k of a class gets the first k, by score or by block, from scores and from maxima."""
     random = np.random.default_rng(k)
     rows = [*short_rows(random), *islice(special_rows(random, 600), 8)]
     for grouped in (False, True):
         variant = variant_for(k, 700, grouped)
-        for ascending in (False, True):
-            TopkLaunch("fewer", variant, [rows], k, ascending).run(compiled.kernel(variant.name))
+        ascending = grouped == (k == 15)
+        TopkLaunch("fewer", variant, [rows], k, ascending).run(compiled.kernel(variant.name))
 
 
 def test_heads_and_tokens_have_their_places() -> None:
@@ -153,7 +153,7 @@ def test_a_length_outside_the_row_is_not_believed() -> None:
 @pytest.mark.parametrize("variant", [Variant(16), Variant(16, 64), Variant(64, 0)], ids=lambda v: str(v.name))
 def test_every_order_of_waves_gives_the_same_ids(variant: Variant, schedule: Schedule) -> None:
     random = np.random.default_rng(5)
-    rows = [*islice(special_rows(random, 700), 20)]
+    rows = [*islice(special_rows(random, 700), 12)]
     TopkLaunch("orders", variant, [rows], 9).under(schedule).run(compiled.kernel(variant.name))
 
 
@@ -185,7 +185,7 @@ def test_a_network_finds_the_bound_exactly(best: int) -> None:
 def test_a_missing_exchange_is_too_low_and_told(best: int) -> None:
     """Never too high, which would lose a column; each of them is told by one of the chosen keys."""
     random = np.random.default_rng(best)
-    keys = np.sort(random.integers(-200, 200, (500, 64, 2)))[..., ::-1]
+    keys = np.sort(random.integers(-200, 200, (100, 64, 2)))[..., ::-1]
     whole = Network(best)
     right = whole.bound(keys)
     chosen = np.stack([np.stack([counts > 0, counts > 1], -1) for counts in telling_keys(best)]).astype(
