@@ -19,7 +19,7 @@ def test_backend_runs_the_contract(name: str) -> None:
     assert registry.create(name).name == name
 
 
-# ---- The choice of tests for the simulated device follows the tests ----
+# The choice of tests for the simulated device follows the tests.
 
 TESTS = "\n".join(path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py")))
 

@@ -124,7 +124,7 @@ def test_other_pages_are_refused_by_name(pages: torch.Tensor, argument: str) -> 
     assert str(refusal.value).startswith(f"{argument} = ")
 
 
-# ---- The formats: E2M1 codes, E4M3 scales, the LUT, the scored key, the query cast ----
+# The formats: E2M1 codes, E4M3 scales, the LUT, the scored key, the query cast.
 
 E2M1 = (
     Fraction(0),
@@ -241,7 +241,7 @@ def test_queries_saturate_at_448(value: float) -> None:
         assert quantize_query(np.array([sign * value])).item() == expected
 
 
-# ---- Pages that one backend wrote are the bytes that every other writes, and are scored alike by all ----
+# Pages that one backend wrote are the bytes that every other writes, and are scored alike by all.
 
 LENGTHS = ((300, 5), (700, 3), (131, 40), (129, 1), (0, 0))
 """Decode steps and a prefill."""

@@ -90,7 +90,7 @@ def test_scores_and_selection_are_the_expected_ones(backend: Backend, path: Path
     assert bool(((got - want).abs()[moved] <= widest[moved]).all())
 
 
-# ---- The oracle itself: its device and precision, and the bounds that other backends are measured by ----
+# The oracle itself: its device and precision, and the bounds that other backends are measured by.
 
 
 def test_bounds_are_the_largest_sum_of_magnitudes_of_a_cell() -> None:

@@ -142,7 +142,7 @@ def test_of_requests_that_share_pages(backend: Backend) -> None:
     assert_same_bits(scores, oracle_scores(call))
 
 
-# ---- Sentinels: a row's last local_blocks get 1e29, its first init_blocks 1e30, both get the former ----
+# Sentinels: a row's last local_blocks get 1e29, its first init_blocks 1e30, both get the former.
 
 LOCAL, INIT = float(np.float32(1e29)), float(np.float32(1e30))
 

@@ -153,7 +153,7 @@ def test_no_rows(backend: Backend) -> None:
     assert none.tolist() == [[[-1, -1], [-1, -1]]]
 
 
-# ---- Selection without a score buffer: the ids that scores and top-k would give ----
+# Selection without a score buffer: the ids that scores and top-k would give.
 
 LONG = (2305, 3)
 """More blocks than most k."""

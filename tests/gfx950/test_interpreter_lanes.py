@@ -230,7 +230,7 @@ def test_permutes_through_the_lds_unit() -> None:
     np.testing.assert_array_equal(found["v6"], pushed)
 
 
-# ---- Compares, selection and carries: the instructions around lane masks ----
+# Compares, selection and carries: the instructions around lane masks.
 
 PARTIAL = 0x0FF0_F00F_8000_0001
 Lane = Callable[[Any, Any], bool]

@@ -145,7 +145,7 @@ def test_an_operand_in_flight_is_refused() -> None:
         run_lanes(text, vectors=vectors, lds_bytes=16)
 
 
-# ---- Values that nothing wrote: they may be computed with, and raise where they would have an effect ----
+# Values that nothing wrote: they may be computed with, and raise where they would have an effect.
 
 LANES = np.arange(64, dtype=np.uint32)
 

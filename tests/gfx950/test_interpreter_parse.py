@@ -298,7 +298,7 @@ def test_metadata_of_a_kernel_that_is_not_there() -> None:
         parse_program(LISTING, {"other": KNOWN})
 
 
-# ---- Hand-written assembly means what LLVM's assembler makes of it, and what that refuses is refused ----
+# Hand-written assembly means what LLVM's assembler makes of it, and what that refuses is refused.
 
 ASSEMBLER = shutil.which("llvm-mc-22")
 
@@ -511,7 +511,7 @@ def test_sdwa_keeps_the_rest_of_its_result_unless_told(unused: str, around: int)
     np.testing.assert_array_equal(found, np.uint32(around) | _LANES << np.uint32(8))
 
 
-# ---- Every mnemonic that the interpreter knows is tested by definition somewhere ----
+# Every mnemonic that the interpreter knows is tested by definition somewhere.
 
 
 def test_every_mnemonic_has_a_test() -> None:

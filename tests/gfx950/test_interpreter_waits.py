@@ -196,7 +196,7 @@ def test_the_message_says_which_load() -> None:
         run_text("global_load_dword v10, v1, s[4:5]\nv_mov_b32_e32 v11, v10")
 
 
-# ---- Races on LDS and on global memory, and what orders accesses so that they are none ----
+# Races on LDS and on global memory, and what orders accesses so that they are none.
 
 RACE_START = """
     s_load_dwordx4 s[4:7], s[0:1], 0x0
@@ -368,7 +368,7 @@ def test_waves_that_end_while_others_wait() -> None:
         run_races("s_cmp_eq_u32 s20, 0\ns_cbranch_scc1 .LBB0_1\ns_barrier\n.LBB0_1:")
 
 
-# ---- Waves in any order: the prefill scorer writes the same bytes, and a race in it is seen ----
+# Waves in any order: the prefill scorer writes the same bytes, and a race in it is seen.
 
 ORDERS = (
     *SCHEDULES,

@@ -150,7 +150,7 @@ def explained(case: Case) -> EngineVerdict:
     return judge.verdict()
 
 
-# ---- Steps done wrong ----
+# Steps done wrong
 
 _SWAPPED: Any = {"codes": lambda e, page: Engine.codes(e, (page >> 4 | page << 4).astype(np.uint8))}
 
@@ -403,7 +403,7 @@ def _ids_of_the_file(e: Engine, scores: Scores, ids: Ids) -> Ids:
 
 
 # fmt: off
-# ---- How a page becomes keys ----
+# How a page becomes keys.
 _FAMILY = "nibble order"
 _fault("NibblesSwapped", "nibbles are swapped", _FAMILY, **_SWAPPED)
 _fault("NibblesPlanar", "nibbles are planar", _FAMILY,
@@ -468,7 +468,7 @@ _fault("NaNScales", "NaN scales are not zero", _FAMILY, prepare=_changed_pages(_
 _fault("QueriesNotCast", "queries are not cast to E4M3", _FAMILY,
        query=lambda e, token, head: e.case.index_q[token, head].astype(np.float64))
 
-# ---- Which page is read, and what it holds then ----
+# Which page is read, and what it holds then.
 _FAMILY = "block-table stride"
 _fault("LogicalStride", "the block table's rows are taken to lie 14 entries apart", _FAMILY,
        page=lambda e, request, block: e.at(e.table.reshape(-1)[request * 14 + block]))
@@ -498,7 +498,7 @@ _fault("GarbageTail", _NOT_WRITTEN, _FAMILY, (BOTH, ONLY_SCORES), {"scales": (0x
 _fault("StepLeftOut", "this step's keys are left out", _FAMILY, (BOTH, ONLY_SCORES), LONG,
        present=_this_step(lambda products: -np.inf))
 
-# ---- How scores become ids, and what is written as scores and ids ----
+# How scores become ids, and what is written as scores and ids.
 _FAMILY, _IDS = "selection", (BOTH, ONLY_IDS)
 
 _LARGEST, _MEAN = "by the largest of the heads' scores", "by the sum or mean of the heads' scores"
@@ -572,7 +572,7 @@ _fault("SoftmaxScale", "scores are multiplied by 0.0883883 (1/sqrt(128), the sof
 _fault("OddScale", "scores are multiplied by 3.7", _FAMILY, (BOTH, ONLY_SCORES), ONE_LOCAL,
        outputs=_scores(lambda scores: scores * np.float32(3.7)))
 
-# ---- What scores are held in: a type of 16 bits, or a buffer that nobody wrote ----
+# What scores are held in: a type of 16 bits, or a buffer that nobody wrote.
 _FAMILY = "rounding of scores"
 for _key, _type, _when, _round in (
     ("BfloatAfter", "bfloat16", " after the selection", _bf16),
@@ -605,7 +605,7 @@ _fault("AllMinusInfinity", "scores are all -inf", _FAMILY, (BOTH, ONLY_SCORES), 
 _fault("ZeroButSentinels", "scores are all zero", _FAMILY, (BOTH, ONLY_SCORES), ANY_FORCED,
        outputs=_scores(lambda scores: np.where(np.abs(scores) < 1e29, np.float32(0), scores)))
 
-# ---- Where queries are read and results are written ----
+# Where queries are read and results are written.
 _FAMILY, _IN_HEAD_MAJOR = "head/token layout", "token-major in a buffer that is read head-major"
 _fault("TokenMajorIds", f"ids are {_IN_HEAD_MAJOR}", _FAMILY, (BOTH,), outputs=_ids_token_major)
 _fault("TokenMajorIdsAlone", f"ids are {_IN_HEAD_MAJOR}", _FAMILY, (ONLY_IDS,), outputs=_ids_token_major)
@@ -635,7 +635,7 @@ _fault("ResultsShifted", "results are those of 3 rows earlier", _FAMILY,
 _fault("QueriesShifted", "queries are those of 1 row later", _FAMILY,
        query=lambda e, token, head: Engine.query(e, (token + 1) % e.case.total_q, head))
 
-# ---- What a row sees: the mask, its position, the forced blocks ----
+# What a row sees: the mask, its position, the forced blocks.
 _FAMILY = "causal mask"
 _fault("NoMaskInTheBlock", "no causal mask in the row's own block", _FAMILY, options=LONG,
        last_key=lambda e, position, seq_len: min(position // 128 * 128 + 127, seq_len - 1))
@@ -691,7 +691,7 @@ for _key, _name, _counts, _stated in (
 ):
     _fault(_key, _name, _FAMILY, options=_stated, forced=_forcing(**_counts))
 
-# ---- Faults that some rows of a call have and the others do not ----
+# Faults that some rows of a call have and the others do not.
 for _key, _where, _wrong_rows, _stated in (
     ("InOneHead", "in head 1", lambda head, request, position: head == 1, {}),
     ("InOneRequest", "in request 2", lambda head, request, position: request == 2, {}),

@@ -299,7 +299,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCacheMachine = CacheMachine.TestCase
-TestCacheMachine.settings = settings(max_examples=60, stateful_step_count=25)
+TestCacheMachine.settings = settings(max_examples=30, stateful_step_count=25)
 
 
 @pytest.mark.nightly

@@ -52,7 +52,7 @@ ERROR_MODULES = ("kernel.errors", "client.errors")
 OPEN_PAGES = ("/", "/healthz", "/readyz", "/metrics", "/openapi.json", "/nothing")
 
 
-# ---- Python names ----
+# Python names
 
 
 def _signature(value: Callable[..., Any]) -> str:
@@ -139,7 +139,7 @@ def error_classes() -> Section:
     return found
 
 
-# ---- The command ----
+# The command
 
 
 def commands() -> Section:
@@ -201,7 +201,7 @@ def settings() -> Section:
     }
 
 
-# ---- HTTP ----
+# HTTP
 
 
 @cache
@@ -296,7 +296,7 @@ def metrics() -> Section:
     return found
 
 
-# ---- Case files ----
+# Case files
 
 
 def case_files() -> Section:
