@@ -7,7 +7,6 @@ import inspect
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import pytest
 
@@ -23,6 +22,7 @@ from kernel.errors import (
     OutOfPagesError,
     UnknownSequenceError,
 )
+from tests.support.process import forkserver
 
 ARGUMENTS: dict[str, object] = {
     "str": "text",
@@ -95,7 +95,7 @@ def refused_config() -> IndexerConfig:
 
 
 def test_a_refusal_comes_back_from_a_process_of_a_pool() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=forkserver()) as pool:
         refusal = pool.submit(refused_config).exception(timeout=120)
         assert isinstance(refusal, InvalidArgumentError)
         assert str(refusal).startswith("num_index_heads = 3: must be one of")
