@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import Result
 
 from client.plots import MAX_BLOCKS, MAX_QUERIES, ScoreMap, draw_score_map
 from client.report import page
@@ -58,9 +59,15 @@ def written(path: Path) -> Page:
     return page
 
 
-def test_a_right_case(tmp_path: Path) -> None:
-    out = tmp_path / "new" / "r.html"
-    result = call("report", CUT, "--backend", "cpu", "--repeats", "1", "--out", out, "--json")
+@pytest.fixture(scope="module")
+def right_case(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A report of a case that is right, which has no prefill, so that no plan is drawn."""
+    out: Path = tmp_path_factory.mktemp("report") / "new" / "r.html"
+    return out, call("report", CUT, "--backend", "cpu", "--repeats", "1", "--out", out, "--json")
+
+
+def test_a_right_case(right_case: tuple[Path, Result]) -> None:
+    out, result = right_case
     assert result.exit_code == 0, result.stderr
     fields = json.loads(result.stdout)
     assert fields["ok"] is True
@@ -150,10 +157,9 @@ def test_a_call_with_nothing_to_compare_says_so(
     assert not re.search(r"\b1 (queries|heads|keys|runs)\b", text)
 
 
-def test_letters_are_of_one_size_in_every_picture(tmp_path: Path) -> None:
+def test_letters_are_of_one_size_in_every_picture(right_case: tuple[Path, Result]) -> None:
     """A picture of one plot is not stretched to the width of one of three."""
-    out = tmp_path / "r.html"
-    call("report", CUT, "--backend", "cpu", "--repeats", "1", "--out", out)  # no prefill, so no plan is drawn
+    out, _ = right_case
     sizes = []
     for tag in re.findall(r"<img [^>]*>", out.read_text()):
         png = base64.b64decode(tag.partition("base64,")[2].partition('"')[0])

@@ -47,7 +47,15 @@ def forkserver() -> ForkServerContext:
     """Processes that begin with the project imported: forks of one process that did nothing else."""
     context = get_context("forkserver")
     context.set_forkserver_preload(
-        ["server.serve", "client.cli", "client.demonstration", "client.plots", "tests.support.process_group"]
+        [
+            "server.serve",
+            "client.cli",
+            "client.demonstration",
+            "client.plots",
+            "client.report.sections",
+            "matplotlib.pyplot",
+            "tests.support.process_group",
+        ]
     )
     return context
 
