@@ -8,7 +8,6 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRITON := $(VENV)/triton
 KERNELS := out/kernels
-WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint nightly test-library test-gpu bench-cpu bench-gpu bench-http clean
@@ -38,12 +37,11 @@ $(TRITON)/.ready: requirements-triton.lock $(READY)
 	$(BIN)/pip install --quiet --upgrade --no-deps --target $(TRITON) -r requirements-triton.lock
 	touch $@
 
-# Many tests wait for a timeout or a process, so there is a worker more than there are cores. lint runs beside the tests;
-# its output comes last. Tests start many processes, which would each compile the project's sources again where bytecode
-# may not be written.
+# lint runs beside the tests, which leave a core idle at their start and end; its output comes last. Tests start many
+# processes, which would each compile the project's sources again where bytecode may not be written.
 test: $(READY) $(TRITON)/.ready ## lint and the whole test suite but the nightly sweeps
 	@mkdir -p out; $(MAKE) --no-print-directory lint >out/lint.txt 2>&1 & lint=$$!; \
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not nightly"; tests=$$?; \
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadgroup -m "not nightly"; tests=$$?; \
 	wait $$lint; linted=$$?; cat out/lint.txt; exit $$((tests ? tests : linted))
 
 nightly: $(READY) $(TRITON)/.ready ## the slow sweeps, and the contract through the kernel library

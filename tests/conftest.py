@@ -36,6 +36,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's, in processes that tests start
 
 
+@pytest.hookimpl(trylast=True)  # once ids and marks are there
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests that share costly set-up to one worker: compiled kernels, their first launches, ranks.
+
+    The simulated device's kernels take a second or two at their first launch in a process.
+    """
+    for item in items:
+        folder, _, file = item.nodeid.partition("::")[0].removeprefix("tests/").partition("/")
+        if folder == "gfx950" or (folder == "distributed" and file != "test_agreement.py"):
+            item.add_marker(pytest.mark.xdist_group(f"{folder}/{file}"))
+        elif folder == "contract" and "flydsl-sim" in item.name:
+            item.add_marker(pytest.mark.xdist_group("flydsl-sim"))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the scores that mutation tests record, of whichever worker ran them."""
     recorded = [

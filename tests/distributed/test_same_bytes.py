@@ -142,7 +142,7 @@ def threads() -> Iterator[Threads]:
         yield Threads()
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(scripts())
 def test_ragged_batches_on_threads(threads: Threads, script: list[Step]) -> None:
     threads.check(script)

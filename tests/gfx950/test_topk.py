@@ -98,7 +98,9 @@ def test_hard_rows_of_every_length(variant: Variant, seed: int) -> None:
             launch.run(compiled.kernel(variant.name))
 
 
-@pytest.mark.parametrize("best", CLASSES)
+@pytest.mark.parametrize(
+    "best", [CLASSES[0], *(pytest.param(best, marks=pytest.mark.nightly) for best in CLASSES[1:])]
+)
 def test_rows_longer_than_a_chunk_of_groups(best: int) -> None:
     """More than 8,192 blocks: the second chunk holds the best, ties with the first one, or nothing."""
     random = np.random.default_rng(2)
@@ -110,7 +112,7 @@ def test_rows_longer_than_a_chunk_of_groups(best: int) -> None:
     TopkLaunch("long", variant, [rows], best).run(compiled.kernel(variant.name))
 
 
-@pytest.mark.parametrize("k", [1, 15, 17, 33])
+@pytest.mark.parametrize("k", [1, 17, *(pytest.param(k, marks=pytest.mark.nightly) for k in (15, 33))])
 def test_fewer_ids_than_the_class(k: int) -> None:
     """Any k of a class gets the first k, by score or by block, from scores and from maxima."""
     random = np.random.default_rng(k)
@@ -149,8 +151,22 @@ def test_a_length_outside_the_row_is_not_believed() -> None:
         launch.run(compiled.kernel(variant.name))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("variant", [Variant(16), Variant(16, 64), Variant(64, 0)], ids=lambda v: str(v.name))
+ORDERED = (Variant(16), Variant(16, 64), Variant(64, 0))
+
+
+@pytest.mark.parametrize(
+    ("variant", "schedule"),
+    [
+        pytest.param(
+            variant,
+            schedule,
+            marks=() if turn % len(ORDERED) == at else pytest.mark.nightly,
+            id=f"{variant.name}-{turn}",
+        )
+        for at, variant in enumerate(ORDERED)
+        for turn, schedule in enumerate(SCHEDULES)
+    ],
+)
 def test_every_order_of_waves_gives_the_same_ids(variant: Variant, schedule: Schedule) -> None:
     random = np.random.default_rng(5)
     rows = [*islice(special_rows(random, 700), 12)]
