@@ -10,7 +10,7 @@ TRITON := $(VENV)/triton
 KERNELS := out/kernels
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint nightly test-library test-gpu bench-cpu bench-gpu bench-http clean
+.PHONY: help setup demo test lint nightly test-library test-gpu bench-cpu bench-gpu bench-engine bench-http clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' Makefile | sed -E 's/:.*##/  -/'

@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernel.arguments import as_int
 from kernel.backends.base import Backend
 from kernel.checks import check_finite
-from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN, PAGE_BYTES
+from kernel.contract import BLOCK_TOKENS, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, PAGE_BYTES
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from kernel.page import blocks_of, codes_of, scales_of
 
@@ -127,6 +129,71 @@ class PageAllocator:
 class _Sequence:
     length: int = 0
     pages: array[int] = field(default_factory=lambda: array("i"))
+    row: int = -1
+    """Row of the device's block tables; -1 before it is first asked for."""
+    synced: int = 0
+    """Leading blocks whose page ids the device's row holds."""
+
+
+class DeviceTables:
+    """Block tables on the device, a row for each sequence that was scored: ``[rows, columns]`` int32.
+
+    Rows are brought up to date when they are asked for, in one copy for all of them. Cells past a sequence's
+    blocks are -1.
+    """
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self._columns = columns
+        self._table = self._room(0, device)
+        self._written: list[int] = []
+        """Cells of each row that are not -1."""
+        self._free: list[int] = []
+
+    def rows(self, sequences: Sequence[_Sequence]) -> list[int]:
+        """Rows of some sequences, up to date."""
+        places: list[int] = []
+        values: list[int] = []
+        for sequence in sequences:
+            if sequence.row < 0:
+                sequence.row = self._take()
+            blocks, row = len(sequence.pages), sequence.row
+            if sequence.synced == blocks and self._written[row] == blocks:
+                continue
+            end = max(blocks, self._written[row])
+            places.extend(range(row * self._columns + sequence.synced, row * self._columns + end))
+            values.extend(sequence.pages[sequence.synced :])
+            values.extend([-1] * (end - blocks))
+            sequence.synced = self._written[row] = blocks
+        if places:
+            pairs = torch.tensor([places, values], dtype=torch.int64, device="cpu").to(self._table.device)
+            self._table.view(-1)[pairs[0]] = pairs[1].to(torch.int32)
+        return [sequence.row for sequence in sequences]
+
+    def gather(self, sequences: Sequence[_Sequence], columns: int) -> torch.Tensor:
+        """The tables of some sequences, ``[len(sequences), columns]``."""
+        rows = torch.tensor(self.rows(sequences), dtype=torch.int64, device="cpu").to(self._table.device)
+        return self._table[:, :columns].index_select(0, rows)
+
+    def drop(self, sequence: _Sequence) -> None:
+        """Gives a sequence's row back."""
+        if sequence.row >= 0:
+            self._free.append(sequence.row)
+            sequence.row = -1
+
+    def _take(self) -> int:
+        if self._free:
+            return self._free.pop()
+        row = len(self._written)
+        if row == self._table.shape[0]:
+            grown = self._room(max(2 * row, 64), self._table.device)
+            grown[:row] = self._table
+            self._table = grown
+        self._written.append(0)
+        return row
+
+    def _room(self, rows: int, device: torch.device) -> torch.Tensor:
+        with torch.inference_mode(False):
+            return torch.full((rows, self._columns), -1, dtype=torch.int32, device=device)
 
 
 class PagedKeyCache:
@@ -148,6 +215,7 @@ class PagedKeyCache:
         self.allocator = PageAllocator(num_pages)
         self._backend = backend
         self._sequences: dict[int, _Sequence] = {}
+        self._tables = DeviceTables(min(num_pages, MAX_SEQ_BLOCKS), backend.device)
         self._next_id = 0
 
     @property
@@ -163,16 +231,17 @@ class PagedKeyCache:
         """A copy of the page ids of a sequence's blocks."""
         return self._get(seq).pages[:]
 
-    def block_tables(self, seqs: Sequence[int]) -> torch.Tensor:
-        """The block tables of some sequences, ``[len(seqs), most blocks]`` int32 on the device; -1 past a
-        sequence's blocks."""
-        tables = [self._get(seq).pages for seq in seqs]
-        shape = (len(seqs), max(map(len, tables), default=0))
-        table = torch.full(shape, -1, dtype=torch.int32, device="cpu")
-        for row, pages in zip(table, tables):
-            if pages:
-                row[: len(pages)] = torch.frombuffer(pages, dtype=torch.int32)
-        return table.to(self.pages.device)
+    def block_tables(self, seqs: Sequence[int], columns: int | None = None) -> torch.Tensor:
+        """The block tables of some sequences, ``[len(seqs), columns]`` int32 on the device; -1 past a
+        sequence's blocks.
+
+        Args:
+            seqs: live sequences.
+            columns: at least the blocks of the longest; exactly these when None.
+        """
+        sequences = [self._get(seq) for seq in seqs]
+        longest = max((len(sequence.pages) for sequence in sequences), default=0)
+        return self._tables.gather(sequences, longest if columns is None else columns)
 
     def add(self) -> int:
         """Make an empty sequence. Ids are never used twice."""
@@ -185,54 +254,114 @@ class PagedKeyCache:
         with self._adopted(_Sequence(), self.allocator.savepoint()) as seq:
             yield seq
 
-    def append(self, seq: int, keys: torch.Tensor) -> None:
-        """Append keys ``[n, 128]`` to a sequence. An exception leaves all as it was.
+    def append(self, seqs: Sequence[int], lens: Sequence[int], keys: torch.Tensor) -> None:
+        """Append keys to sequences, all or none. An exception leaves all as it was.
 
         Args:
-            seq: a live sequence.
-            keys: of a dtype, a shape and a device that the caller checked.
+            seqs: live sequences, each once.
+            lens: keys of each.
+            keys: ``[sum(lens), 128]``, of a dtype, a shape and a device that the caller checked; those of
+                the first sequence first.
 
         Raises:
             UnknownSequenceError: not a live sequence.
-            InvalidArgumentError: the sequence would exceed the longest context, or a key is not finite.
-            OutOfPagesError: too few free pages.
+            InvalidArgumentError: a sequence would exceed the longest context, or a key is not finite.
+            OutOfPagesError: too few free pages for all of them.
         """
-        with self.appending(seq, keys):
+        with self.appending(seqs, lens, keys):
             pass
 
     @contextmanager
-    def appending(self, seq: int, keys: torch.Tensor) -> Iterator[None]:
+    def appending(self, seqs: Sequence[int], lens: Sequence[int], keys: torch.Tensor) -> Iterator[None]:
         """As :meth:`append`, undone when the body raises. The body changes nothing else of the cache."""
-        sequence = self._get(seq)
-        start, end = sequence.length, sequence.length + keys.shape[0]
-        check_room(start, keys.shape[0])
+        sequences = [self._get(seq) for seq in seqs]
+        for row, (sequence, added) in enumerate(zip(sequences, lens)):
+            check_room(sequence.length, added, "k.shape[0]" if len(seqs) == 1 else f"lens[{row}]")
         check_finite("k", keys)  # not before: only now is their number known to be one that can be read
         keys = keys.detach().contiguous()
-        if end == start:
+        appends = [_Append.of(sequence, added) for sequence, added in zip(sequences, lens) if added]
+        if not appends:
             yield
             return
-        num_blocks = len(sequence.pages)
-        partial = sequence.pages[-1:] if start % BLOCK_TOKENS else array("i")
-        copies = bool(partial) and self.allocator.ref_count(partial[0]) > 1
-        new_blocks = blocks_of(end) - num_blocks
-        savepoint = self.allocator.savepoint(new_blocks + copies, partial)
+        self._find_copies(appends)
+        touched = [append.partial for append in appends if append.partial is not None]
+        num_fresh = sum(append.new_blocks + append.copies for append in appends)
+        savepoint = self.allocator.savepoint(num_fresh, touched)
         try:
-            fresh = self.allocator.allocate(new_blocks + copies)
-            if copies:
-                sequence.pages[-1] = fresh.pop(0)
-                self.pages[sequence.pages[-1]] = self.pages[partial[0]]
-                self.allocator.release(partial)
-            sequence.pages.extend(fresh)
-            self._backend.insert(keys, self.pages, self._slots(sequence, start, end))
-            sequence.length = end
+            fresh = iter(self.allocator.allocate(num_fresh))
+            copied = [
+                (append.partial, append.sequence.pages[append.num_blocks - 1])
+                for append in appends
+                if append.take(fresh) and append.partial is not None
+            ]
+            if copied:
+                sources, targets = torch.tensor(copied, dtype=torch.int64, device="cpu").T.to(
+                    self.pages.device
+                )
+                self.pages[targets] = self.pages[sources]
+                for source, _ in copied:
+                    self.allocator.release([source])
+            slots = torch.from_numpy(np.concatenate([append.slots() for append in appends]))
+            self._backend.insert(keys, self.pages, slots.to(self.pages.device))
+            for append in appends:
+                append.sequence.length = append.end
             yield
         except BaseException:
-            sequence.length = start
-            sequence.pages[num_blocks - len(partial) :] = partial
+            for append in appends:
+                append.undo()
             self.allocator.rollback(savepoint)
             self._zero(savepoint.free)
-            if partial:
-                self._zero_tokens(partial[0], start % BLOCK_TOKENS)
+            for append in appends:
+                if append.partial is not None and not append.copies:
+                    self._zero_tokens(append.partial, append.start % BLOCK_TOKENS)
+            raise
+
+    def _find_copies(self, appends: Sequence[_Append]) -> None:
+        """Marks the appends that need a copy of their partial page: all sharers but the last one left."""
+        sharers: dict[int, int] = {}
+        for append in appends:
+            if append.partial is not None:
+                left = sharers.get(append.partial, self.allocator.ref_count(append.partial))
+                append.copies = left > 1
+                sharers[append.partial] = left - append.copies
+
+    @contextmanager
+    def truncating(self, seq: int, length: int) -> Iterator[None]:
+        """Drop a sequence's last keys, once the body has run.
+
+        Pages that no other sequence holds are zeroed and become free. A partial last page that others share
+        is replaced by a copy. Nothing is changed when this or the body raises.
+
+        Args:
+            seq: a live sequence.
+            length: tokens to keep, at most those it has.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            OutOfPagesError: a copy is needed and no page is free.
+        """
+        sequence = self._get(seq)
+        kept, tokens = blocks_of(length), length % BLOCK_TOKENS
+        last = sequence.pages[kept - 1] if tokens and length < sequence.length else None
+        copies = last is not None and self.allocator.ref_count(last) > 1
+        dropped = sequence.pages[kept - copies :]
+        before = self.allocator.savepoint(int(copies))
+        begun: Savepoint | None = None
+        remaining = sequence.pages[: kept - copies]
+        try:
+            if copies:
+                remaining.extend(self.allocator.allocate(1))
+                self.pages[remaining[-1]] = self.pages[last]
+            yield
+            begun = self.allocator.savepoint(touching=dropped)
+            self._cut(sequence, remaining, length, dropped)
+        except BaseException:
+            if begun is None:
+                self.allocator.rollback(before)
+                self._zero(before.free)
+            else:  # keys may be gone, so what has begun is completed
+                self.allocator.rollback(begun)
+                self._cut(sequence, remaining, length, dropped)
             raise
 
     def fork(self, seq: int) -> int:
@@ -298,19 +427,25 @@ class PagedKeyCache:
             raise
 
     def _drop(self, seq: int, sequence: _Sequence) -> None:
-        own = [page for page in sequence.pages if self.allocator.ref_count(page) == 1]
-        self.allocator.release([page for page in sequence.pages if self.allocator.ref_count(page) > 1])
+        self._release(sequence.pages)
+        self._sequences.pop(seq, None)
+        self._tables.drop(sequence)
+
+    def _cut(self, sequence: _Sequence, remaining: array[int], length: int, dropped: Sequence[int]) -> None:
+        """Leaves a sequence some pages and tokens. May be repeated."""
+        sequence.synced = min(sequence.synced, max(len(remaining) - 1, 0))
+        sequence.pages[:] = remaining
+        sequence.length = length
+        if length % BLOCK_TOKENS:
+            self._zero_tokens(remaining[-1], length % BLOCK_TOKENS)
+        self._release(dropped)
+
+    def _release(self, pages: Sequence[int]) -> None:
+        """Drops a reference to each page; those without any left are zeroed and become free."""
+        own = [page for page in pages if self.allocator.ref_count(page) == 1]
+        self.allocator.release([page for page in pages if self.allocator.ref_count(page) > 1])
         self._zero(own)
         self.allocator.release(own)
-        self._sequences.pop(seq, None)
-
-    def _slots(self, sequence: _Sequence, start: int, end: int) -> torch.Tensor:
-        first_block = start // BLOCK_TOKENS
-        pages = torch.tensor(sequence.pages[first_block : blocks_of(end)], dtype=torch.int64, device="cpu")
-        tokens = torch.arange(BLOCK_TOKENS, dtype=torch.int64, device="cpu")
-        slots = (pages[:, None] * BLOCK_TOKENS + tokens).flatten()
-        offset = first_block * BLOCK_TOKENS
-        return slots[start - offset : end - offset].to(self.pages.device)
 
     def _zero(self, pages: Sequence[int]) -> None:
         if not pages:
@@ -326,11 +461,68 @@ class PagedKeyCache:
         scales_of(self.pages[page])[first_token:].zero_()
 
 
-def check_room(length: int, added: int) -> None:
+_FEW_KEYS = 16
+"""Keys up to which slots are computed one by one."""
+
+
+@dataclass
+class _Append:
+    """Keys that are being appended to one sequence."""
+
+    sequence: _Sequence
+    start: int
+    end: int
+    num_blocks: int
+    """Before."""
+    partial: int | None
+    """The last page, where it is partial."""
+    copies: bool = False
+    """Whether the partial page is shared, so that a copy of it is written."""
+
+    @staticmethod
+    def of(sequence: _Sequence, added: int) -> _Append:
+        start, blocks = sequence.length, len(sequence.pages)
+        partial = sequence.pages[-1] if start % BLOCK_TOKENS else None
+        return _Append(sequence, start, start + added, blocks, partial)
+
+    @property
+    def new_blocks(self) -> int:
+        return blocks_of(self.end) - self.num_blocks
+
+    def take(self, fresh: Iterator[int]) -> bool:
+        """Gives the sequence its new pages; whether the first of them is a copy of the partial one."""
+        pages = self.sequence.pages
+        if self.copies:
+            pages[-1] = next(fresh)
+            self.sequence.synced = min(self.sequence.synced, self.num_blocks - 1)
+        pages.extend(next(fresh) for _ in range(self.new_blocks))
+        return self.copies
+
+    def slots(self) -> NDArray[np.int64]:
+        """The slot of each key."""
+        pages, first = self.sequence.pages, self.start // BLOCK_TOKENS
+        if self.end - self.start <= _FEW_KEYS:
+            tokens = range(self.start, self.end)
+            slots = [pages[token // BLOCK_TOKENS] * BLOCK_TOKENS + token % BLOCK_TOKENS for token in tokens]
+            return np.array(slots, dtype=np.int64)
+        page_ids = np.array(pages[first : blocks_of(self.end)], dtype=np.int64)
+        every = (page_ids[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).reshape(-1)
+        return every[self.start - first * BLOCK_TOKENS : self.end - first * BLOCK_TOKENS]
+
+    def undo(self) -> None:
+        sequence = self.sequence
+        sequence.length = self.start
+        sequence.synced = min(sequence.synced, self.num_blocks - (self.partial is not None))
+        del sequence.pages[self.num_blocks :]
+        if self.partial is not None:
+            sequence.pages[-1] = self.partial
+
+
+def check_room(length: int, added: int, argument: str = "k.shape[0]") -> None:
     """Refuse keys that would make a sequence longer than the longest context."""
     if length + added > MAX_SEQ_LEN:
         raise InvalidArgumentError(
-            "k.shape[0]",
+            argument,
             added,
             f"the sequence holds {length} tokens and may hold {MAX_SEQ_LEN}",
             "start another sequence",

@@ -15,8 +15,8 @@ import torch
 
 from indexer.cache import memory_bytes
 from kernel.backends.base import Backend, Order, Precision
-from kernel.batch import ScoreBatch, causal_blocks
 from kernel.errors import InvalidArgumentError
+from kernel.step import Plan
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,20 @@ class ScoreResult:
 
 def score_and_select(
     backend: Backend,
-    batch: ScoreBatch,
+    plan: Plan,
+    q: torch.Tensor,
+    pages: torch.Tensor,
     options: ScoreOptions,
     times: StageTimes,
     scores: torch.Tensor | None = None,
 ) -> ScoreResult:
-    """Scores a batch and selects each row's best blocks.
+    """Scores a planned call and selects each row's best blocks.
 
     Args:
         backend: runs it.
-        batch: the call, with the options' forced blocks.
+        plan: of lengths that the host knows, with the options' order and forced blocks.
+        q: ``[total_q, H, 128]`` float8_e4m3fn, contiguous.
+        pages: ``[num_pages, 9216]`` uint8.
         options: of the call.
         times: the call's stages so far; ``score`` and ``topk``, or ``select``, are added.
         scores: ``[H, total_q, S]`` float32 to write them to, checked; allocated when None and returned.
@@ -80,18 +84,17 @@ def score_and_select(
         InvalidArgumentError: the scores do not fit in memory.
         MemoryError, torch.OutOfMemoryError: the backend needs more memory than there is.
     """
-    device = batch.pages.device
-    heads, total_q = batch.num_heads, batch.total_q
+    device, num_blocks = pages.device, plan.tensors[1]
+    total_q, heads, _ = q.shape
     if options.return_scores and scores is None:
-        scores = allocate_scores((heads, total_q, batch.num_score_blocks), device)
-    num_blocks = causal_blocks(batch.requests, total_q).to(device)
+        scores = allocate_scores((heads, total_q, plan.header.num_score_blocks), device)
     block_ids = torch.full((heads, total_q, options.topk), -1, dtype=torch.int32, device=device)
     if scores is None:
         with times.stage("select"):
-            backend.select(batch, block_ids, options.order)
+            backend.select_plan(plan, q, pages, block_ids)
     else:
         with times.stage("score"):
-            backend.score(batch, scores)
+            backend.score_plan(plan, q, pages, scores)
         with times.stage("topk"):
             backend.topk(scores, num_blocks, block_ids, options.order)
     return ScoreResult(block_ids, scores, num_blocks, backend.name, backend.precision, times)
@@ -156,17 +159,21 @@ class StageTimes(Mapping[str, float]):
 
     On a CPU a stage is timed by the clock. On a GPU, where calls return before their work is done, events are
     recorded around it and read when someone asks: the first look waits for the work, a call never does.
+    Empty where stages are not measured.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, measured: bool = True) -> None:
         self._device = device
+        self._measured = measured
         self._seconds: dict[str, float] = {}
         self._events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {}
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Time the body as a part of one stage."""
-        if self._device.type == "cuda":
+        if not self._measured:
+            yield
+        elif self._device.type == "cuda":
             start, end = _event(), _event()
             stream = torch.cuda.current_stream(self._device)
             start.record(stream)

@@ -27,6 +27,7 @@ from kernel.checks import check_finite, check_order, check_topk, checked_batch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, PAGE_BYTES
 from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import PAGE_STRIDE_ALIGNMENT, blocks_of
+from kernel.step import Step
 
 # Types that numpy has only through ml_dtypes, which torch cannot read: passed as integers of their size.
 _CROSSING: dict[np.dtype[Any], tuple[str, torch.dtype]] = {
@@ -76,11 +77,16 @@ class LoadedCase:
         """
         if self._paged:
             return self.scorer.score_paged(
-                self._query, *self._paged, return_scores=return_scores, order=order
+                self._query, *self._paged, return_scores=return_scores, order=order, timings=True
             )
         query_lens = self.case.query_lens.tolist()
         return self.scorer.score(
-            self._query, self._sequences, query_lens, return_scores=return_scores, order=order
+            self._query,
+            self._sequences,
+            query_lens,
+            return_scores=return_scores,
+            order=order,
+            timings=True,
         )
 
 
@@ -244,7 +250,8 @@ class CaseScorer:
         """Score and select what :meth:`batch` made; may be repeated."""
         options = ScoreOptions(topk, order, batch.init_blocks, batch.local_blocks, return_scores)
         with named_out_of_memory("q.shape[0]", batch.q, *TOO_MANY_QUERIES):
-            return score_and_select(self._backend, batch, options, times)
+            plan = self._backend.plan(Step.of(batch, order))
+            return score_and_select(self._backend, plan, batch.q, batch.pages, options, times)
 
     def _pages(self, case: Case, times: StageTimes) -> tuple[torch.Tensor, torch.Tensor]:
         device = self._backend.device

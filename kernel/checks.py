@@ -9,7 +9,7 @@ import torch
 
 from kernel.arguments import check_int, has_shape, shape_remedy
 from kernel.batch import Request, ScoreBatch
-from kernel.contract import HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
+from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
 
@@ -59,7 +59,7 @@ def check_precision(precision: str) -> None:
 
 def check_finite(argument: str, values: torch.Tensor) -> None:
     """Refuse NaN and infinity, naming the first position that holds one."""
-    if _all_finite(values):
+    if bool(all_finite(values)):
         return
     wide = values.float() if values.dtype == torch.float8_e4m3fn else values
     position = tuple((~torch.isfinite(wide)).nonzero()[0].tolist())
@@ -181,16 +181,18 @@ def checked_requests(
     return requests
 
 
-def check_scores_buffer(scores: torch.Tensor, batch: ScoreBatch) -> None:
-    """Refuse a score buffer that does not fit the batch: ``[H, total_q, S]`` float32, cells contiguous, in
-    memory of its own, and one that torch lets be written."""
-    shape = (batch.num_heads, batch.total_q, None)
-    check_tensor("scores", scores, dtypes=(torch.float32,), shape=shape, device=batch.pages.device)
-    if scores.shape[2] < batch.num_score_blocks:
+def check_scores_buffer(
+    scores: torch.Tensor, q: torch.Tensor, num_score_blocks: int, read: Mapping[str, torch.Tensor]
+) -> None:
+    """Refuse a score buffer that does not fit a call: ``[H, total_q, S]`` float32, cells contiguous, in
+    memory of its own, apart from what is read, and one that torch lets be written."""
+    shape = (q.shape[1], q.shape[0], None)
+    check_tensor("scores", scores, dtypes=(torch.float32,), shape=shape, device=q.device)
+    if scores.shape[2] < num_score_blocks:
         raise InvalidArgumentError(
             "scores.shape[2]",
             scores.shape[2],
-            f"must be at least {batch.num_score_blocks}, the blocks of the longest request",
+            f"must be at least {num_score_blocks}, the blocks of the longest request",
             "widen the score buffer",
         )
     if scores.shape[2] > 1 and scores.stride(2) != 1:
@@ -214,7 +216,7 @@ def check_scores_buffer(scores: torch.Tensor, batch: ScoreBatch) -> None:
             "torch does not let it be written outside torch.inference_mode()",
             "make it outside that mode, or score in it",
         )
-    check_apart("scores", scores, {"q": batch.q, "pages": batch.pages, "block_table": batch.block_table})
+    check_apart("scores", scores, read)
 
 
 def check_apart(argument: str, written: torch.Tensor, read: Mapping[str, torch.Tensor]) -> None:
@@ -232,13 +234,30 @@ def check_apart(argument: str, written: torch.Tensor, read: Mapping[str, torch.T
             )
 
 
-def _all_finite(values: torch.Tensor) -> bool:
+def all_finite(values: torch.Tensor) -> torch.Tensor:
+    """Whether no value is NaN or infinite: one bool on the device, not waited for."""
     if not values.numel():
-        return True
+        return torch.ones((), dtype=torch.bool, device=values.device)
     if values.dtype == torch.float8_e4m3fn:  # NaN is its only value that is not finite
-        return bool((values.view(torch.uint8) & 0x7F != 0x7F).all())
+        return (values.view(torch.uint8) & 0x7F != 0x7F).all()
     # NaN passes through min and max: one read and no temporary, where isfinite makes several of that size.
-    return bool(torch.stack(values.detach().aminmax()).isfinite().all())
+    return torch.stack(values.detach().aminmax()).isfinite().all()
+
+
+def call_values(
+    q: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
+    num_pages: int,
+) -> torch.Tensor:
+    """See :meth:`kernel.backends.base.Backend.call_values`."""
+    queries = cu_seqlens_q[1:] - cu_seqlens_q[:-1]
+    used = (seq_lens + (BLOCK_TOKENS - 1)) // BLOCK_TOKENS * (queries > 0)
+    columns = torch.arange(block_table.shape[1], dtype=torch.int32, device=block_table.device)
+    outside = ((block_table < 0) | (block_table >= num_pages)) & (columns < used[:, None])
+    flags = torch.stack((~all_finite(q), outside.any()))
+    return torch.cat((cu_seqlens_q, seq_lens, flags.to(torch.int32)))
 
 
 def _address_range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -226,7 +226,7 @@ class Engine:
         transfer = time.perf_counter() - began
         with wire_names():
             ids = [sequence.scorer_id for sequence in found]
-            result = self.scorer.score(query, ids, call.query_lens, **selection)
+            result = self.scorer.score(query, ids, call.query_lens, timings=True, **selection)
         reply = self._reply(owner, "/v1/sequences/score", result, selection["order"])
         return replace(reply, timings={"transfer": transfer, **reply.timings})
 

@@ -13,6 +13,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -76,10 +77,17 @@ class LeadingScorer(DistributedIndexScorer):
         self._tell("add_sequence")
         return super().add_sequence()
 
-    def append_keys(self, seq: int, k: torch.Tensor) -> None:
+    def append_keys(
+        self, seq: int | Sequence[int], k: torch.Tensor, lens: Sequence[int] | None = None
+    ) -> None:
         """See the base class."""
-        self._tell("append_keys", seq, k)
-        super().append_keys(seq, k)
+        self._tell("append_keys", seq, k, lens)
+        super().append_keys(seq, k, lens)
+
+    def truncate_sequence(self, seq: int, length: int) -> None:
+        """See the base class."""
+        self._tell("truncate_sequence", seq, length)
+        super().truncate_sequence(seq, length)
 
     def fork_sequence(self, seq: int) -> int:
         """See the base class."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ from indexer.distributed.share import (
     write_share,
 )
 from indexer.pipeline import ScoreOptions, ScoreResult, StageTimes, allocate_scores
-from indexer.scorer import KEY_DTYPES, IndexScorer, untraced
+from indexer.plan import IndexPlan
+from indexer.scorer import KEY_DTYPES, IndexScorer, append_lens, check_truncation, untraced
 from kernel.arguments import as_int, check_int
 from kernel.backends.base import Backend, Order
 from kernel.batch import Request, causal_blocks
@@ -299,32 +300,78 @@ class DistributedIndexScorer(IndexScorer):
             return seq
 
     @untraced
-    def append_keys(self, seq: int, k: torch.Tensor) -> None:
+    def append_keys(
+        self, seq: int | Sequence[int], k: torch.Tensor, lens: Sequence[int] | None = None
+    ) -> None:
         """Quantise those of the keys that lie in this rank's blocks and append them; see the base class.
 
         Args:
-            seq: a live sequence.
+            seq: a live sequence, or a list of several.
             k: ``[n, 128]``, the same on all ranks.
+            lens: keys of each of several sequences.
 
         Raises:
             UnknownSequenceError: not a live sequence.
-            InvalidArgumentError: ``k`` is not such a tensor, or makes the sequence too long.
+            InvalidArgumentError: ``k`` is not such a tensor, or makes a sequence too long.
             OutOfPagesError: a rank has too few free pages; says how many the worst off of them is missing.
             RankError: see the class.
         """
         with self._lock, ExitStack() as undo:
             with self._agreement.settled("append_keys", changes=True) as statement:
                 check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
-                striped = self._striped_of(seq)
-                statement.says(int(seq), k.shape[0], k.dtype)
-                start, end = striped.length, striped.length + k.shape[0]
-                check_room(start, k.shape[0])
+                seqs = list(seq) if isinstance(seq, (list, tuple)) else [cast("int", seq)]
+                before = [self._striped_of(one) for one in seqs]
+                added = append_lens(seqs, lens, k.shape[0])
+                statement.says([int(one) for one in seqs], added, k.dtype)
+                for row, (striped, count) in enumerate(zip(before, added)):
+                    check_room(striped.length, count, "k.shape[0]" if len(seqs) == 1 else f"lens[{row}]")
                 check_finite("k", k)
-                first_rank = striped.first_rank if start else self._emptiest_rank()
-                stripe = self._division.stripe(first_rank)
-                own = k if stripe.step == 1 else k[stripe.tokens(start, end).to(k.device)]
-                undo.enter_context(self._cache.appending(seq, own))
-            self._striped[int(seq)] = _Striped(end, first_rank)
+                after = [
+                    _Striped(
+                        striped.length + count,
+                        striped.first_rank if striped.length else self._emptiest_rank(),
+                    )
+                    for striped, count in zip(before, added)
+                ]
+                held = [
+                    self._division.stripe(new.first_rank).tokens(old.length, new.length)
+                    for old, new in zip(before, after)
+                ]
+                own = k if self.context_ranks == 1 else k[torch.cat([*held, held[0][:0]]).to(k.device)]
+                undo.enter_context(self._cache.appending(seqs, [int(one.sum()) for one in held], own))
+            for one, new in zip(seqs, after):
+                self._striped[int(one)] = new
+
+    @untraced
+    def truncate_sequence(self, seq: int, length: int) -> None:
+        """Drop the last keys of a sequence on all ranks; see the base class.
+
+        Raises:
+            UnknownSequenceError: not a live sequence.
+            InvalidArgumentError: ``length`` is more than its tokens.
+            OutOfPagesError: a copy of a shared page is needed and a rank has no free page.
+            RankError: see the class.
+        """
+        with self._lock, ExitStack() as undo:
+            with self._agreement.settled("truncate_sequence", changes=True) as statement:
+                striped = self._striped_of(seq)
+                length = check_truncation(seq, length, striped.length)
+                statement.says(int(seq), length)
+                own = int(self._division.stripe(striped.first_rank).tokens(0, length).sum())
+                undo.enter_context(self._cache.truncating(seq, own))
+            self._striped[int(seq)] = _Striped(length, striped.first_rank)
+
+    def plan(self, *arguments: Any, **options: Any) -> IndexPlan:
+        """Plan a step of this rank alone, on pages that the caller owns; see the base class.
+
+        Raises:
+            InvalidArgumentError: ``sequences`` are given: they are spread over the ranks.
+        """
+        if options.get("sequences") is not None:
+            raise InvalidArgumentError(
+                "sequences", options["sequences"], "are spread over the ranks", "call score() on all ranks"
+            )
+        return super().plan(*arguments, **options)
 
     @untraced
     def fork_sequence(self, seq: int) -> int:
@@ -370,6 +417,7 @@ class DistributedIndexScorer(IndexScorer):
         init_blocks: int | None = None,
         local_blocks: int | None = None,
         order: Order | None = None,
+        timings: bool = False,
     ) -> ScoreResult:
         """Score and select as the base class does, with the same result on every rank.
 
@@ -384,6 +432,7 @@ class DistributedIndexScorer(IndexScorer):
             init_blocks: blocks forced at a row's start.
             local_blocks: blocks forced at a row's end.
             order: order of the block ids.
+            timings: whether to measure the stages of the call.
 
         Raises:
             UnknownSequenceError: one of them is not live.
@@ -391,11 +440,12 @@ class DistributedIndexScorer(IndexScorer):
             RankError: see the class.
         """
         with self._lock:
-            times = StageTimes(self.device)
+            times = StageTimes(self.device, measured=timings)
             with self._agreement.settled("score", changes=False) as statement:
                 with times.stage("check"):
                     options = self._options(return_scores, topk, init_blocks, local_blocks, order)
-                    requests = self._requests(q, sequences, query_lens)
+                    lengths = self._lengths(q, sequences, query_lens)
+                    requests = lengths.requests()
                     lens = [request.query_len for request in requests]
                     *selected_by, scored = astuple(options)
                     statement.says([int(seq) for seq in sequences], lens, q.dtype, *selected_by)

@@ -26,11 +26,10 @@ from client.commands.bench import BenchmarkReport, Measured, print_report
 from kernel.backends import registry
 from kernel.backends.base import Precision
 from kernel.backends.triton.backend import TritonBackend
-from kernel.backends.triton.decode_graph import DecodeGraph
-from kernel.backends.triton.topk import select_grouped
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES
 from kernel.nvfp4 import build_lut
+from kernel.step import DeviceLengths, Step
 
 QUERIES, TOPK = 8192, 16
 CONTEXTS = (131_072, 524_288)
@@ -129,27 +128,14 @@ def prefill(heads: int, keys: int, precision: Precision, rounds: int) -> list[Me
     def line(name: str, ms: float, work: float, unit: str) -> Measured:
         return Measured(f"{name} {shape}", precision, ms, work / ms / 1e9, unit)
 
-    select_ms = milliseconds([partial(backend.select, batch, ids, "score") for batch in batches], rounds)
-    chunks = backend.chunks(batches[0], backend.score_groups)
-    keys_of_set = backend.dequantized(batches[0], chunks[0], None)
-    buffers = [backend.score_buffers(chunk) for chunk in chunks]
-
-    def score_all() -> None:
-        for chunk, parts in zip(chunks, buffers):
-            backend.score_chunk(batches[0], chunk, keys_of_set, *parts)
-
-    score_ms = milliseconds([score_all], rounds)
-    topk_ms = 0.0
-    for chunk, (scores, maxima, info) in zip(chunks, buffers):
-        backend.score_chunk(batches[0], chunk, keys_of_set, scores, maxima, info)
-        select_rows = partial(select_grouped, scores, maxima, info[0], info[1], chunk.rows, ids, "score")
-        topk_ms += graphed([select_rows], rounds)
-    rows = heads * QUERIES
-    topk_bytes = 4.0 * rows * (blocks / 16 + 16 * 16 + TOPK)
+    plans = [backend.plan(Step.of(batch)) for batch in batches]
+    scores = torch.empty(heads, QUERIES, blocks, device="cuda")
+    selects = [partial(backend.select_plan, plan, q, pages, ids) for plan in plans]
+    select_ms = milliseconds(selects, rounds)
+    score_ms = milliseconds([partial(backend.score_plan, plan, q, pages, scores) for plan in plans], rounds)
     return [
         line("select", select_ms, flop, "TFLOP/s"),
         line("score", score_ms, flop, "TFLOP/s"),
-        line("top-k, group maxima", topk_ms, topk_bytes, "TB/s"),
     ]
 
 
@@ -181,15 +167,15 @@ def decode(requests: int, queries: int, keys: int, precision: Precision, rounds:
     offsets = torch.arange(0, requests * queries + 1, queries, dtype=torch.int32, device="cuda")
     seq_lens = torch.full((requests,), keys, dtype=torch.int32, device="cuda")
     q = random_queries(requests * queries, 1)
-    steps = [
-        DecodeGraph(backend, q, pages, table, offsets, seq_lens, max_queries=queries) for table in tables
-    ]
+    ids = torch.empty(1, requests * queries, TOPK, dtype=torch.int32, device="cuda")
+    lengths = DeviceLengths(offsets, seq_lens, queries, keys)
+    plans = [backend.plan(Step(table, requests * queries, 1, lengths, 0, 1)) for table in tables]
+    steps = [partial(backend.select_plan, plan, q, pages, ids) for plan in plans]
     shape = f"{requests} x {queries} x {keys}"
-    ms = graphed([step.enqueue for step in steps], rounds)
-    alone = milliseconds([step.replay for step in steps], rounds)
+    ms, eager = graphed(steps, rounds), milliseconds(steps, rounds)
     return [
         Measured(f"decode + top-k {shape}", precision, ms, step_bytes / ms / 1e9, "TB/s"),
-        Measured(f"the same, a graph a step {shape}", precision, alone, step_bytes / alone / 1e9, "TB/s"),
+        Measured(f"the same, eager {shape}", precision, eager, step_bytes / eager / 1e9, "TB/s"),
     ]
 
 

@@ -71,7 +71,9 @@ def line(work: Work, single: IndexScorer, ranks: DistributedIndexScorer, rounds:
     lens = [work.query_len] * work.requests
 
     def call(scorer: IndexScorer) -> ScoreResult:
-        return scorer.score(queries, scorer.sequences[: work.requests], lens, return_scores=False)
+        return scorer.score(
+            queries, scorer.sequences[: work.requests], lens, return_scores=False, timings=True
+        )
 
     one, all_ranks = (timed(partial(call, scorer), rounds, single.device) for scorer in (single, ranks))
     if not torch.equal(one.block_ids, all_ranks.block_ids):

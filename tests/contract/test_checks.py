@@ -186,7 +186,7 @@ def test_score_buffers_are_refused_by_name(scores: torch.Tensor, argument: str) 
     """An S too narrow for the longest request, a wrong dtype, shape, stride or device of the score buffer."""
     batch: ScoreBatch = random_call(LENGTHS, 4, seed=75).batch()
     with pytest.raises(InvalidArgumentError) as caught:
-        checks.check_scores_buffer(scores, batch)
+        checks.check_scores_buffer(scores, batch.q, batch.num_score_blocks, {"pages": batch.pages})
     assert caught.value.argument == argument
 
 
@@ -194,4 +194,5 @@ def test_score_buffers_of_any_row_and_head_stride_are_legal() -> None:
     """Only stride(2) is fixed."""
     batch = random_call(LENGTHS, 4, seed=75).batch()
     storage = torch.zeros(6, 5, 9)
-    checks.check_scores_buffer(storage[:, :4, 2:6].transpose(0, 1), batch)
+    buffer = storage[:, :4, 2:6].transpose(0, 1)
+    checks.check_scores_buffer(buffer, batch.q, batch.num_score_blocks, {"pages": batch.pages})

@@ -19,7 +19,7 @@ from kernel.backends import registry
 from kernel.backends.base import Precision
 from kernel.errors import InvalidArgumentError
 from tests.distributed.test_same_bytes import OPTIONS, values
-from tests.gpu.test_decode_graph import captured
+from tests.gpu.test_plan_graphs import Captured, planned
 from tests.http.test_ranks import pids
 from tests.support import process_group
 from tests.support.calls import STEPS, StepBuffers, random_call
@@ -141,10 +141,11 @@ def test_a_captured_decode_step(place: Place, precision: Precision, monkeypatch:
     calls = [random_call(lengths, 2, seed=70 + i) for i, lengths in enumerate(STEPS)]
     buffers = StepBuffers(calls, place.device)
     buffers.write(calls[0])
-    graph = captured(backend, buffers)
+    plan = planned(backend, buffers)
+    graph = Captured(lambda: plan.select(buffers.q, buffers.pages), device=place.device)
     for call in calls:
         buffers.write(call)
-        ids = graph.replay().cpu()[:, : call.total_q].contiguous()
+        ids = graph.replay()[0][:, : call.total_q].contiguous()
         with torch.cuda.device(place.device):
             assert_same_bits(ids, selection_of(backend, call, 16))
 
@@ -168,16 +169,19 @@ def test_tensors_on_the_other_gpu_are_refused_by_name(place: Place) -> None:
             scorer.score_paged(**{**here, name: tensor.to(place.other)})
 
 
-def test_buffers_on_the_other_gpu_are_not_captured(place: Place) -> None:
-    from kernel.backends.triton.decode_graph import DecodeGraph
-
+def test_plans_and_runs_on_the_other_gpu_are_refused(place: Place) -> None:
     backend = backend_on(place, "exact")
-    call = random_call([(300, 1)], 1)
-    names = ("q", "pages", "block_table", "cu_seqlens_q", "seq_lens")
-    here = {name: getattr(call, name).to(place.device).contiguous() for name in names}
-    for name, tensor in here.items():
+    calls = [random_call([(300, 1)], 1)]
+    here, there = StepBuffers(calls, place.device), StepBuffers(calls, place.other)
+    plan = planned(backend, here)
+    for name, arguments in (("q", (there.q, here.pages)), ("pages", (here.q, there.pages))):
         with pytest.raises(InvalidArgumentError, match=rf"^{name}\.device = {place.other}: must be"):
-            DecodeGraph(backend, **{**here, name: tensor.to(place.other)})
+            plan.select(*arguments)
+    for name in ("block_table", "cu_seqlens_q", "seq_lens"):
+        mixed = StepBuffers(calls, place.device)
+        setattr(mixed, name, getattr(there, name))
+        with pytest.raises(InvalidArgumentError, match=rf"^{name}\.device = {place.other}: must be"):
+            planned(backend, mixed)
 
 
 @pytest.mark.timeout(240)

@@ -25,6 +25,7 @@ POINTERS = {
     "pages_ptr": "*u8",
     "lut_ptr": "*u8",
     "slots_ptr": "*i64",
+    "table_cells_ptr": "*i64",
     "table_of_scales_ptr": "*i64",
     "scores_ptr": "*fp32",
     "maxima_ptr": "*fp32",

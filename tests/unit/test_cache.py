@@ -231,6 +231,128 @@ def test_a_failing_insert_is_undone(
     assert torch.equal(pages_of(scorer, seq), oracle_pages(torch.cat([keys(tokens), keys(300, seed=1)])))
 
 
+@pytest.mark.parametrize("length", [0, 1, 127, 128, 129, 255, 256, 300])
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_truncated_sequence_has_its_first_keys(length: int, forked: bool) -> None:
+    """A fork keeps all; what is appended afterwards follows the keys that are left."""
+    scorer = new_scorer()
+    seq = filled(scorer, 300)
+    fork = scorer.fork_sequence(seq) if forked else None
+    scorer.truncate_sequence(seq, length)
+    assert scorer.sequence_length(seq) == length
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(keys(300)[:length]))
+    assert_consistent(scorer)
+    scorer.append_keys(seq, keys(90, seed=1))
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(torch.cat((keys(300)[:length], keys(90, seed=1)))))
+    if fork is not None:
+        assert torch.equal(pages_of(scorer, fork), oracle_pages(keys(300)))
+    assert_consistent(scorer)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [(-1, "length = -1: must be 0 to 300"), (301, "length = 301"), (1.5, "length = 1.5")],
+)
+def test_wrong_truncations_are_refused(length: int, message: str) -> None:
+    scorer = new_scorer()
+    seq = filled(scorer, 300)
+    before = state_of(scorer)
+    with pytest.raises(InvalidArgumentError, match=message):
+        scorer.truncate_sequence(seq, length)
+    with pytest.raises(UnknownSequenceError):
+        scorer.truncate_sequence(7, 0)
+    assert state_of(scorer) == before
+
+
+def test_a_truncation_that_needs_a_page_and_has_none_changes_nothing() -> None:
+    scorer = new_scorer(2)
+    seq = filled(scorer, 200)
+    scorer.fork_sequence(seq)
+    before = state_of(scorer)
+    with pytest.raises(OutOfPagesError):
+        scorer.truncate_sequence(seq, 150)
+    assert state_of(scorer) == before
+    scorer.truncate_sequence(seq, 128)  # whole blocks stay shared
+    assert scorer.block_table(seq).tolist() == [0]
+
+
+def test_appends_to_many_sequences_are_all_or_nothing() -> None:
+    """Too few pages for the last, a key that is not finite, lengths that do not add up."""
+    scorer = new_scorer(5)
+    one = filled(scorer, 100)
+    two, three = scorer.fork_sequence(one), scorer.add_sequence()
+    before = state_of(scorer)
+    with pytest.raises(OutOfPagesError):  # a copy for one of the sharers, and four pages: four are free
+        scorer.append_keys([one, two, three], keys(405, seed=1), [10, 10, 385])
+    assert state_of(scorer) == before
+    scorer.append_keys([one, two, three], keys(404, seed=1), [10, 10, 384])
+    assert scorer.num_free_pages == 0
+    bad = keys(3)
+    bad[2, 5] = torch.nan
+    scorer = new_scorer(5)
+    one, two = filled(scorer, 100), scorer.add_sequence()
+    before = state_of(scorer)
+    with pytest.raises(InvalidArgumentError, match=r"k\[2, 5\] = nan"):
+        scorer.append_keys([one, two], bad, [1, 2])
+    for seqs, lens, message in (
+        ([one, two], [1, 1], "lens = .1, 1.: must add up to k.shape.0. = 3"),
+        ([one, two], [4, -1], "lens = .4, -1.: must be 2 numbers, 0 or more"),
+        ([one, one], [1, 2], "seq = .0, 0.: names a sequence twice"),
+        ([one, two], [1], "lens = .1.: must be 2 numbers"),
+        ([one, two], None, "lens = .1, 1.: must add up"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            scorer.append_keys(seqs, keys(3), lens)
+    with pytest.raises(UnknownSequenceError):
+        scorer.append_keys([one, 9], keys(2))
+    assert state_of(scorer) == before
+
+
+def test_sharers_of_a_partial_page_append_together() -> None:
+    """The last sharer keeps the page, the others get copies."""
+    scorer = new_scorer(8)
+    one = filled(scorer, 100)
+    two, three = scorer.fork_sequence(one), scorer.fork_sequence(one)
+    scorer.append_keys([two, one, three], keys(150, seed=1), [40, 10, 100])
+    added = dict(zip((two, one, three), torch.split(keys(150, seed=1), [40, 10, 100])))
+    for seq, new in added.items():
+        assert torch.equal(pages_of(scorer, seq), oracle_pages(torch.cat((keys(100), new))))
+    assert scorer.block_table(three)[0] == 0
+    assert_consistent(scorer)
+
+
+def test_block_tables_follow_every_change() -> None:
+    """On the device, after appends, forks, copies, truncation and frees; -1 past a sequence's blocks."""
+    scorer = new_scorer(12)
+    one, two = filled(scorer, 300), filled(scorer, 10)
+
+    def check() -> None:
+        live = scorer.sequences
+        tables = scorer.block_tables(live)
+        for row, seq in zip(tables, live):
+            table = scorer.block_table(seq)
+            assert row[: len(table)].tolist() == table.tolist()
+            assert bool((row[len(table) :] == -1).all())
+
+    check()
+    fork = scorer.fork_sequence(one)
+    scorer.append_keys([fork, two], keys(200), [100, 100])
+    check()
+    scorer.truncate_sequence(fork, 40)
+    check()
+    scorer.append_keys(fork, keys(130))
+    scorer.free_sequence(one)
+    check()
+    three = filled(scorer, 129)  # on the row of the freed one
+    check()
+    out = torch.full((4, 6), 9, dtype=torch.int32)
+    assert scorer.block_tables([three, two], out=out) is out
+    assert out[0].tolist() == [*scorer.block_table(three).tolist(), -1, -1, -1, -1]
+    assert bool((out[2:] == 9).all())
+    with pytest.raises(InvalidArgumentError, match=r"out.shape = \(1, 6\): must be at least \[2, 2\]"):
+        scorer.block_tables([three, two], out=out[:1])
+
+
 def interrupted_at(line: int, operation: Callable[[], object]) -> bool:
     """Run an operation and interrupt it before the given line that it reaches in our packages."""
     reached = 0
@@ -263,6 +385,13 @@ OPERATIONS: dict[str, Callable[[IndexScorer, int], object]] = {
     "append": lambda scorer, seq: scorer.append_keys(seq, keys(130, seed=1)),
     "fork": lambda scorer, seq: scorer.fork_sequence(seq),
     "free": lambda scorer, seq: scorer.free_sequence(seq),
+    "append to two": lambda scorer, seq: scorer.append_keys(
+        [scorer.sequences[-1], scorer.sequences[0]] if seq != scorer.sequences[-1] else [seq],
+        keys(130, seed=1),
+        [70, 60] if seq != scorer.sequences[-1] else [130],
+    ),
+    "truncate": lambda scorer, seq: scorer.truncate_sequence(seq, 70),
+    "truncate to nothing": lambda scorer, seq: scorer.truncate_sequence(seq, 0),
 }
 
 

@@ -143,7 +143,7 @@ def test_query_dtypes(dtype: torch.dtype) -> None:
     scorer = new_scorer()
     seq = filled(scorer)[0]
     q = all_queries(4)[:3]
-    expected, actual = scorer.score(q, [seq]), scorer.score(q.to(dtype), [seq])
+    expected, actual = scorer.score(q, [seq]), scorer.score(q.to(dtype), [seq], timings=True)
     assert expected.scores is not None
     assert actual.scores is not None
     assert_same_bits(actual.scores, expected.scores)
@@ -230,10 +230,12 @@ def test_a_result_names_its_stages_and_cannot_be_changed() -> None:
     scorer = new_scorer()
     seq = filled(scorer)[0]
     q = all_queries(4)[:3]
-    with_scores, without = scorer.score(q, [seq]), scorer.score(q, [seq], return_scores=False)
+    with_scores = scorer.score(q, [seq], timings=True)
+    without = scorer.score(q, [seq], return_scores=False, timings=True)
     assert list(with_scores.timings) == ["check", "quantize_query", "score", "topk"]
     assert list(without.timings) == ["check", "quantize_query", "select"]
     assert all(0 < seconds < 60 for seconds in dict(with_scores.timings).values())
+    assert dict(scorer.score(q, [seq]).timings) == {}
     with pytest.raises(dataclasses.FrozenInstanceError):
         with_scores.backend = "other"  # type: ignore[misc]
 

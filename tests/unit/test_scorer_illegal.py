@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -281,13 +281,19 @@ ILLEGAL: dict[str, Illegal] = {
     "paged: order": paged("order", "'blocks': must be", order="blocks"),
 }
 SEQUENCE_CALLS: dict[str, Callable[[IndexScorer, Any], object]] = {
-    "append": lambda scorer, seq: scorer.append_keys(seq, keys(1)),
+    "append": lambda scorer, seq: scorer.append_keys(
+        cast("Any", [seq] if isinstance(seq, list) else seq), keys(1)
+    ),
+    "append to two": lambda scorer, seq: scorer.append_keys([LIVE, seq], keys(2)),
+    "truncate": lambda scorer, seq: scorer.truncate_sequence(seq, 0),
     "score": lambda scorer, seq: scorer.score(queries(1), [seq]),
     "score second": lambda scorer, seq: scorer.score(queries(2), [LIVE, seq]),
     "fork": lambda scorer, seq: scorer.fork_sequence(seq),
     "free": lambda scorer, seq: scorer.free_sequence(seq),
     "length": lambda scorer, seq: scorer.sequence_length(seq),
     "table": lambda scorer, seq: scorer.block_table(seq),
+    "tables": lambda scorer, seq: scorer.block_tables([LIVE, seq]),
+    "plan": lambda scorer, seq: scorer.plan(sequences=[seq], query_lens=[1]),
 }
 UNKNOWN_IDS: list[Any] = [
     -1,

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernel.backends.base import Order, Precision, ScaleChoice
+from kernel.backends.base import Order, PlannedBackend, Precision, ScaleChoice
 from kernel.backends.cpu.topk import RunningTopk, select_topk
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM
 from kernel.errors import InvalidArgumentError
-from kernel.nvfp4 import E4M3_NAN, dequantize, quantize_keys
+from kernel.nvfp4 import E4M3_NAN, build_lut, dequantize, quantize_keys
 from kernel.page import blocks_of, codes_of, scales_of
+from kernel.step import Plan, Step, host_plan, planned_batch
 
 CHUNK_ROWS = 4096
 """Most rows of a chunk: a group's keys are dequantised once for all of them."""
@@ -43,7 +44,7 @@ _GROUP_BYTES = GROUP_DIMS // 2
 """Code bytes that share a scale."""
 
 
-class CpuBackend:
+class CpuBackend(PlannedBackend):
     """Blocked float32 torch. Scores are within the ``exact`` bound whatever ``precision`` says.
 
     A call's workspace is some tens of MiB, whatever the context. Instances hold no state between calls and
@@ -59,6 +60,7 @@ class CpuBackend:
         self.precision: Precision = precision
         self._tiles = RowTiles()
         self._pair_table = build_pair_table(self._tiles.dtype)
+        self._lut = build_lut(self.device)
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`."""
@@ -74,6 +76,24 @@ class CpuBackend:
         page_ids, tokens = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
         codes_of(pages)[page_ids, tokens] = codes
         scales_of(pages)[page_ids, tokens] = scales
+
+    def plan(self, step: Step) -> Plan:
+        """See :meth:`kernel.backends.base.Backend.plan`."""
+        return host_plan(step)
+
+    def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score_plan`."""
+        header, batch = planned_batch(plan, q, pages, self._lut)
+        if header.max_query_len:
+            scores.fill_(-torch.inf)
+        self.score(batch, scores)
+
+    def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.select_plan`."""
+        header, batch = planned_batch(plan, q, pages, self._lut)
+        if header.max_query_len:
+            block_ids.fill_(-1)
+        self.select(batch, block_ids, "block" if header.by_block else "score")
 
     def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score`."""

@@ -9,10 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kernel.backends.base import Order, Precision, ScaleChoice
-from kernel.backends.reference.quantizer import e4m3_values, quantize_keys, read_tokens, write_token
+from kernel.backends.base import Order, PlannedBackend, Precision, ScaleChoice
+from kernel.backends.reference.quantizer import (
+    e4m3_values,
+    magnitude_lut,
+    quantize_keys,
+    read_tokens,
+    write_token,
+)
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS
+from kernel.step import Plan, Step, host_plan, planned_batch
 
 # ---- Block scores in fp64, and the bound on another backend's error ----
 
@@ -125,7 +132,7 @@ def in_block_order(block_ids: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.where(ascending == last, -1, ascending).astype(np.int32)
 
 
-class ReferenceBackend:
+class ReferenceBackend(PlannedBackend):
     """See :class:`kernel.backends.base.Backend`. Tensors are used in place through numpy views."""
 
     name = "reference"
@@ -135,6 +142,7 @@ class ReferenceBackend:
 
     def __init__(self, scale_choice: ScaleChoice = "six") -> None:
         self._scale_choice: ScaleChoice = scale_choice
+        self._lut = torch.from_numpy(magnitude_lut().copy())
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise keys to NVFP4 and scatter them into pages."""
@@ -144,6 +152,24 @@ class ReferenceBackend:
             if slot >= 0:
                 page, token = divmod(slot, BLOCK_TOKENS)
                 write_token(page_bytes[page], token, codes[key], scale_bytes[key])
+
+    def plan(self, step: Step) -> Plan:
+        """See :meth:`kernel.backends.base.Backend.plan`."""
+        return host_plan(step)
+
+    def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score_plan`."""
+        header, batch = planned_batch(plan, q, pages, self._lut)
+        if header.max_query_len:
+            scores.fill_(-torch.inf)
+        self.score(batch, scores)
+
+    def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.select_plan`."""
+        header, batch = planned_batch(plan, q, pages, self._lut)
+        if header.max_query_len:
+            block_ids.fill_(-1)
+        self.select(batch, block_ids, "block" if header.by_block else "score")
 
     def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
         """Score every row of the batch's requests."""

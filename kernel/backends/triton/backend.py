@@ -1,4 +1,4 @@
-"""The triton backend: plans a call, keeps its workspaces and launches the kernels on one GPU.
+"""The triton backend: plans a step and launches the kernels on one GPU.
 
 Short requests are decoded straight from their pages. Longer ones are cut into chunks whose keys are
 dequantised to a workspace and scored tile by tile, see :mod:`kernel.backends.triton.plan`.
@@ -6,28 +6,32 @@ dequantised to a workspace and scored tile by tile, see :mod:`kernel.backends.tr
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from kernel.backends.base import Order, Precision
+from kernel.backends.base import Order, PlannedBackend, Precision
+from kernel.backends.triton.check import call_values
 from kernel.backends.triton.decode import MAX_ROWS, decode_table, score_requests
 from kernel.backends.triton.insert import insert_keys
 from kernel.backends.triton.plan import (
     GROUP_BLOCKS,
-    DeviceChunk,
     PrefillTuning,
     chunks,
-    device_chunk,
     splits_of,
     tuning_for,
+    uploaded,
 )
 from kernel.backends.triton.prefill import dequantize_pages, score_tiles
 from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
-from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS
 from kernel.nvfp4 import build_lut
+from kernel.step import DeviceLengths, Lengths, Plan, PlanHeader, Step
 
 WORKSPACE_BLOCKS = MAX_SEQ_BLOCKS
 """Blocks of keys dequantised at a time: the longest context, 256 MiB as float16."""
@@ -42,27 +46,6 @@ def score_groups(device: torch.device) -> int:
     return 1 << (23 if large else 22)
 
 
-class Buffers:
-    """Named device buffers, kept between calls: they grow to what a call needs, up to fixed limits.
-
-    Their contents are dead when the next call begins; calls run one after another on one stream.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._storage: dict[str, torch.Tensor] = {}
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous buffer, unwritten."""
-        size = math.prod(shape) * dtype.itemsize
-        storage = self._storage.get(name)
-        if storage is None or storage.numel() < size:
-            self._storage.pop(name, None)
-            storage = torch.empty(max(size, 1), dtype=torch.uint8, device=self._device)
-            self._storage[name] = storage
-        return storage[:size].view(dtype).view(shape)
-
-
 def current_device(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one of this thread for a while; nothing for the interpreter's CPU.
 
@@ -71,12 +54,12 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class TritonBackend:
+class TritonBackend(PlannedBackend):
     """Triton kernels on one GPU, whichever is the current one.
 
     ``exact`` multiplies E4M3 values widened to float16, ``fast`` multiplies them as they are, with the
-    coarser accumulation of the hardware. Keeps workspaces between calls (at most 530 MiB, on a GPU of 64 GiB
-    or more 800): calls run one after another, on one stream. No operation reads from the device.
+    coarser accumulation of the hardware. Workspaces are allocated by torch for a run and released after it,
+    at most 530 MiB, on a GPU of 64 GiB or more 800. No operation reads from the device.
     """
 
     name = "triton"
@@ -86,10 +69,9 @@ class TritonBackend:
         self.device = device
         self.precision: Precision = precision
         self.tuning = tuning_for(device)
-        self.buffers = Buffers(device)
         self.score_groups = score_groups(device)
-        self._planned: tuple[object, list[DeviceChunk]] | None = None
-        self.decode_table = decode_table(build_lut(device), self.tuning.hopper)
+        self.lut = build_lut(device)
+        self.decode_table = decode_table(self.lut, self.tuning.hopper)
 
     @property
     def prefill_tuning(self) -> PrefillTuning:
@@ -104,19 +86,6 @@ class TritonBackend:
                 keys.contiguous(), pages, slots.contiguous(), ptx=self.tuning.ptx, hopper=self.tuning.hopper
             )
 
-    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score`."""
-        short, long = self._by_length(batch)
-        with current_device(self.device):
-            if long.requests:
-                keys: torch.Tensor | None = None
-                for chunk in self.chunks(long, None):
-                    keys = self.dequantized(long, chunk, keys)
-                    self.score_chunk(long, chunk, keys, scores, None, None)
-            if short.requests:
-                starts = [request.query_start for request in short.requests]
-                self._decode(batch, short.requests, starts, scores, grouped=False)
-
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
     ) -> None:
@@ -124,136 +93,219 @@ class TritonBackend:
         with current_device(self.device):
             select_scores(scores, num_blocks.contiguous(), block_ids, order)
 
-    def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
-        """See :meth:`kernel.backends.base.Backend.select`."""
-        short, long = self._by_length(batch)
-        with current_device(self.device):
-            self._select_prefill(long, block_ids, order)
-            self._select_decode(batch, short.requests, block_ids, order)
-
-    def _by_length(self, batch: ScoreBatch) -> tuple[ScoreBatch, ScoreBatch]:
-        return batch.split_by_length(min(self.max_decode_queries, MAX_ROWS // batch.num_heads))
-
-    def _select_prefill(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
-        keys: torch.Tensor | None = None
-        for chunk in self.chunks(batch, self.score_groups):
-            keys = self.dequantized(batch, chunk, keys)
-            scores, maxima, row_info = self.score_buffers(chunk)
-            self.score_chunk(batch, chunk, keys, scores, maxima, row_info)
-            select_grouped(scores, maxima, row_info[0], row_info[1], chunk.rows, block_ids, order)
-
-    def _select_decode(
-        self, batch: ScoreBatch, requests: tuple[Request, ...], block_ids: torch.Tensor, order: Order
-    ) -> None:
-        while requests:
-            groups = -(-max(request.num_blocks for request in requests) // GROUP_BLOCKS)
-            starts: list[int] = []
-            rows = 0
-            for request in requests:
-                if starts and (rows + request.query_len * batch.num_heads) * groups > self.score_groups:
-                    break
-                starts.append(rows // batch.num_heads)
-                rows += request.query_len * batch.num_heads
-            taken, requests = requests[: len(starts)], requests[len(starts) :]
-            scores = self.buffers.take("scores", (groups, rows, GROUP_BLOCKS), torch.float32)
-            decoded = self._decode(batch, taken, starts, scores, grouped=True)
-            select_decoded(scores, decoded, block_ids, order, pdl=self.tuning.hopper)
-
-    def chunks(self, batch: ScoreBatch, max_score_groups: int | None) -> list[DeviceChunk]:
-        """The parts that a call is run in; those of a selection keep at most ``self.score_groups``.
-
-        The last plan is kept, on the device: the layers of a model make the same call one after another.
-        """
-        shape = (batch.requests, batch.num_heads, batch.block_table.shape[1], max_score_groups)
-        if self._planned is None or self._planned[0] != shape:
-            plan = chunks(
-                batch.requests,
-                batch.num_heads,
-                batch.block_table.shape[1],
-                max_blocks=WORKSPACE_BLOCKS,
-                max_score_groups=max_score_groups,
-            )
-            self._planned = (shape, [device_chunk(chunk, self.device) for chunk in plan])
-        return self._planned[1]
-
-    def score_buffers(self, chunk: DeviceChunk) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Buffers of grouped scores, their maxima and the rows of a chunk, for :func:`score_tiles`."""
-        groups = -(-chunk.num_blocks // GROUP_BLOCKS)
-        return (
-            self.buffers.take("scores", (groups, chunk.rows, GROUP_BLOCKS), torch.float32),
-            self.buffers.take("maxima", (groups, chunk.rows), torch.float32),
-            self.buffers.take("row info", (2, chunk.rows), torch.int32),
-        )
-
-    def dequantized(self, batch: ScoreBatch, chunk: DeviceChunk, keys: torch.Tensor | None) -> torch.Tensor:
-        """The chunk's keys, dequantised unless the previous chunk had the same."""
-        if keys is not None and not chunk.keys_change:
-            return keys
-        blocks = chunk.table_cells.shape[0]
-        dtype = torch.float16 if self.precision == "exact" else torch.uint8
-        keys = self.buffers.take("keys", (blocks * BLOCK_TOKENS, HEAD_DIM), dtype)
-        page_ids = batch.block_table.flatten()[chunk.table_cells]
-        dequantize_pages(batch.pages, page_ids, batch.lut, keys, self.tuning.ptx)
-        return keys
-
-    def score_chunk(
+    def call_values(
         self,
-        batch: ScoreBatch,
-        chunk: DeviceChunk,
+        q: torch.Tensor,
+        block_table: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
+        num_pages: int,
+    ) -> torch.Tensor:
+        """See :meth:`kernel.backends.base.Backend.call_values`."""
+        with current_device(self.device):
+            return call_values(
+                q, block_table.contiguous(), cu_seqlens_q.contiguous(), seq_lens.contiguous(), num_pages
+            )
+
+    # ---- Plans ----
+    #
+    # numbers: how many decode parts and prefill chunks, the fields of each part, the fields of each chunk
+    # tensors: block table, nb of every token, the five row maps of each part, tiles and table cells of each
+    #          chunk; of lengths on the device only the table, the lengths and the row numbers
+
+    def plan(self, step: Step) -> Plan:
+        """See :meth:`kernel.backends.base.Backend.plan`."""
+        lengths = step.lengths
+        if isinstance(lengths, DeviceLengths):
+            table_rows = torch.arange(lengths.seq_lens.shape[0], dtype=torch.int32, device=self.device)
+            return Plan.of(step, (), (lengths.cu_seqlens_q, lengths.seq_lens, table_rows))
+        short = lengths.query_lens <= min(self.max_decode_queries, MAX_ROWS // step.num_heads)
+        parts = list(self._decode_parts(lengths[short & (lengths.query_lens > 0)], step.num_heads))
+        prefill = list(
+            chunks(
+                lengths[~short],
+                step.num_heads,
+                step.block_table.shape[1],
+                max_blocks=WORKSPACE_BLOCKS,
+                max_score_groups=self.score_groups,
+            )
+        )
+        numbers = [len(parts), len(prefill)]
+        arrays: list[NDArray[Any]] = [lengths.blocks_per_query(step.total_q)]
+        for part in parts:
+            ends = np.cumsum(part.query_lens)
+            # Requests without rows fill each row map up to an aligned length.
+            maps = np.zeros((5, -(-len(part) // 4) * 4), dtype=np.int32)
+            maps[0, : len(part)] = part.table_rows
+            maps[1, : len(part)] = part.query_starts
+            maps[2, : len(part)] = part.query_starts + part.query_lens
+            maps[3, : len(part)] = part.seq_lens
+            maps[4, : len(part)] = ends - part.query_lens
+            arrays.append(maps)
+            most = int(part.query_lens.max())
+            numbers += [most, part.max_blocks, int(part.num_blocks.sum()), int(ends[-1])]
+        for chunk in prefill:
+            splits = splits_of(
+                chunk.tiles.shape[0],
+                chunk.num_blocks,
+                self.tuning.multiprocessors,
+                self.prefill_tuning.programs_per_multiprocessor,
+            )
+            arrays += [chunk.tiles, chunk.table_cells if chunk.keys_change else chunk.table_cells[:0]]
+            numbers += [chunk.rows, chunk.num_blocks, splits]
+        return Plan.of(step, numbers, uploaded(arrays, self.device))
+
+    def _decode_parts(self, lengths: Lengths, num_heads: int) -> Iterator[Lengths]:
+        """Splits requests so that the scores of each part fit the score buffer, or are one request's."""
+        while len(lengths):
+            groups = -(-lengths.max_blocks // GROUP_BLOCKS)
+            rows = np.cumsum(lengths.query_lens) * num_heads
+            fit = max(int(np.searchsorted(rows * groups, self.score_groups, side="right")), 1)
+            yield lengths[:fit]
+            lengths = lengths[fit:]
+
+    def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.score_plan`."""
+        header, numbers = plan.header, plan.own_numbers
+        if not q.shape[0] or not scores.shape[2]:
+            return
+        q = q.view(torch.uint8)
+        with current_device(self.device):
+            if header.max_query_len:
+                scores.fill_(-torch.inf)  # rows of no request
+            for rows in self._decode_rows(header, numbers, plan):
+                # The rows lie where they lie in q, not one after another.
+                self._decode(q, pages, plan, replace(rows, out_starts=rows.query_starts), scores, False)
+            for chunk, keys in self._prefill_chunks(header, numbers, plan, pages):
+                self._score_chunk(q, header, chunk, keys, scores, None, None)
+
+    def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.select_plan`."""
+        header, numbers = plan.header, plan.own_numbers
+        if not q.shape[0]:
+            return
+        if header.max_query_len and not plan.tensors[2].shape[0]:
+            block_ids.fill_(-1)  # rows of no request
+        q = q.view(torch.uint8)
+        by_block = bool(header.by_block)
+        with current_device(self.device):
+            for rows in self._decode_rows(header, numbers, plan):
+                groups = -(-rows.num_blocks // GROUP_BLOCKS)
+                scores = self._empty((groups, rows.tokens * header.num_heads, GROUP_BLOCKS))
+                self._decode(q, pages, plan, rows, scores, True)
+                select_decoded(scores, rows, block_ids, by_block, pdl=self.tuning.hopper)
+            for chunk, keys in self._prefill_chunks(header, numbers, plan, pages):
+                groups = -(-chunk.num_blocks // GROUP_BLOCKS)
+                scores = self._empty((groups, chunk.rows, GROUP_BLOCKS))
+                maxima = self._empty((groups, chunk.rows))
+                row_info = torch.empty((2, chunk.rows), dtype=torch.int32, device=self.device)
+                self._score_chunk(q, header, chunk, keys, scores, maxima, row_info)
+                select_grouped(scores, maxima, row_info[0], row_info[1], chunk.rows, block_ids, by_block)
+
+    def _decode_rows(self, header: PlanHeader, numbers: list[int], plan: Plan) -> Iterator[DecodeRows]:
+        """The decode parts of a plan."""
+        if header.max_query_len:
+            offsets, seq_lens, table_rows = plan.tensors[1:]
+            starts, most = offsets[:-1], header.num_score_blocks
+            total = seq_lens.shape[0] * most
+            ends = offsets[1:]
+            if seq_lens.shape[0] and most:
+                yield DecodeRows(
+                    table_rows,
+                    starts,
+                    ends,
+                    seq_lens,
+                    starts,
+                    header.max_query_len,
+                    most,
+                    total,
+                    header.total_q,
+                )
+            return
+        for part in range(numbers[0]):
+            table_rows, starts, ends, seq_lens, out_starts = plan.tensors[2 + part].unbind()
+            fields = numbers[2 + 4 * part : 6 + 4 * part]
+            yield DecodeRows(table_rows, starts, ends, seq_lens, out_starts, *fields)
+
+    def _prefill_chunks(
+        self, header: PlanHeader, numbers: list[int], plan: Plan, pages: torch.Tensor
+    ) -> Iterator[tuple[_RunChunk, torch.Tensor]]:
+        """The prefill chunks of a plan, each with its keys, dequantised."""
+        if header.max_query_len:
+            return
+        tensors, fields = plan.tensors[2 + numbers[0] :], numbers[2 + 4 * numbers[0] :]
+        dtype = torch.float16 if self.precision == "exact" else torch.uint8
+        keys: torch.Tensor | None = None
+        for at in range(numbers[1]):
+            tiles, table_cells = tensors[2 * at : 2 * at + 2]
+            blocks = table_cells.shape[0]
+            if keys is None or blocks:
+                keys = None  # the memory of the last chunk's may be used again
+                keys = torch.empty((blocks * BLOCK_TOKENS, HEAD_DIM), dtype=dtype, device=self.device)
+                dequantize_pages(pages, plan.tensors[0], table_cells, self.lut, keys, self.tuning.ptx)
+            yield _RunChunk(tiles, *fields[3 * at : 3 * at + 3]), keys
+
+    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.float32, device=self.device)
+
+    def _score_chunk(
+        self,
+        q: torch.Tensor,
+        header: PlanHeader,
+        chunk: _RunChunk,
         keys: torch.Tensor,
         scores: torch.Tensor,
         maxima: torch.Tensor | None,
         row_info: torch.Tensor | None,
     ) -> None:
         """Score a chunk on its dequantised keys, see :func:`score_tiles`."""
-        tuning = self.prefill_tuning
         score_tiles(
-            batch.q.view(torch.uint8).view(-1, HEAD_DIM),
+            q.view(-1, HEAD_DIM),
             keys,
             chunk.tiles,
             scores,
             maxima,
             row_info,
-            num_heads=batch.num_heads,
-            init_blocks=batch.init_blocks,
-            local_blocks=batch.local_blocks,
-            splits=splits_of(
-                chunk.tiles.shape[0],
-                chunk.num_blocks,
-                self.tuning.multiprocessors,
-                tuning.programs_per_multiprocessor,
-            ),
-            tuning=tuning,
+            num_heads=header.num_heads,
+            init_blocks=header.init_blocks,
+            local_blocks=header.local_blocks,
+            splits=chunk.splits,
+            tuning=self.prefill_tuning,
             ptx=self.tuning.ptx,
             hopper=self.tuning.hopper,
         )
 
     def _decode(
         self,
-        batch: ScoreBatch,
-        requests: tuple[Request, ...],
-        out_starts: list[int],
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        plan: Plan,
+        rows: DecodeRows,
         scores: torch.Tensor,
-        *,
         grouped: bool,
-    ) -> DecodeRows:
-        rows = DecodeRows.of(requests, out_starts, self.device)
-        blocks = sum(request.num_blocks for request in requests)
-        self.decode(batch, rows, scores, grouped=grouped, blocks=blocks)
-        return rows
-
-    def decode(
-        self, batch: ScoreBatch, rows: DecodeRows, scores: torch.Tensor, *, grouped: bool, blocks: int
     ) -> None:
         """Scores requests of few queries, see :func:`kernel.backends.triton.decode.score_requests`."""
-        exact = self.precision == "exact"
+        header = plan.header
         score_requests(
-            batch,
+            q,
+            pages,
+            plan.tensors[0],
             self.decode_table,
             rows,
             scores,
             grouped=grouped,
-            exact=exact,
-            blocks=blocks,
+            exact=self.precision == "exact",
+            init_blocks=header.init_blocks,
+            local_blocks=header.local_blocks,
             tuning=self.tuning,
         )
+
+
+@dataclass(frozen=True)
+class _RunChunk:
+    """A prefill chunk of a plan."""
+
+    tiles: torch.Tensor
+    rows: int
+    num_blocks: int
+    splits: int

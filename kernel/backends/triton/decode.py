@@ -25,9 +25,11 @@ from kernel.backends.triton.e4m3 import (
     product_scale,
     widened,
 )
+from kernel.backends.triton.launch import launch
 from kernel.backends.triton.plan import Tuning
 from kernel.backends.triton.topk import DecodeRows
-from kernel.batch import INIT_SCORE, LOCAL_SCORE, ScoreBatch
+from kernel.backends.triton.topk_many import clamped, num_queries
+from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
 MAX_ROWS = 64
 """Most rows of a request: 16 queries of 4 heads."""
@@ -40,7 +42,7 @@ _LOCAL = tl.constexpr(LOCAL_SCORE)
 @triton.jit
 def _load_block(pages_ptr, page_stride, num_pages, table_row_ptr, block):
     page_id = tl.load(table_row_ptr + block)
-    page_id = min(max(page_id, 0), num_pages - 1)  # lengths and ids of a captured launch were not checked
+    page_id = clamped(page_id, num_pages - 1)  # lengths and ids of a captured launch were not checked
     page = pages_ptr + page_id.to(tl.int64) * page_stride
     return load_page(page)
 
@@ -64,6 +66,7 @@ def _decode_kernel(
     table_ptr,
     table_stride,
     table_columns,
+    total_q,
     table_rows_ptr,
     query_starts_ptr,
     query_ends_ptr,
@@ -91,8 +94,10 @@ def _decode_kernel(
     listed = request < batch
     all_starts = tl.load(query_starts_ptr + request, mask=listed, other=0)
     all_ends = tl.load(query_ends_ptr + request, mask=listed, other=0)
-    all_blocks = (tl.load(seq_lens_ptr + request, mask=listed, other=0) + (TOKENS - 1)) // TOKENS
-    all_blocks = tl.where(all_ends > all_starts, tl.minimum(tl.maximum(all_blocks, 0), table_columns), 0)
+    all_keys = tl.load(seq_lens_ptr + request, mask=listed, other=0)
+    has_rows = num_queries(all_starts, all_ends, total_q, max_queries) > 0
+    all_blocks = (clamped(all_keys, table_columns * TOKENS) + (TOKENS - 1)) // TOKENS
+    all_blocks = tl.where(has_rows, all_blocks, 0)
     line_ends = tl.cumsum(all_blocks, 0)
     total = tl.sum(all_blocks, 0)
     share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
@@ -106,9 +111,10 @@ def _decode_kernel(
     for r in range(first, tl.where(line_begin < line_end, last + 1, first)):
         blocks_before = tl.sum(tl.where(request < r, all_blocks, 0), 0)
         query_start = tl.load(query_starts_ptr + r)
-        num_rows = min(tl.load(query_ends_ptr + r) - query_start, max_queries) * H
-        seq_len = tl.load(seq_lens_ptr + r)
-        request_blocks = min((seq_len + (TOKENS - 1)) // TOKENS, table_columns)
+        num_rows = num_queries(query_start, tl.load(query_ends_ptr + r), total_q, max_queries) * H
+        query_start = clamped(query_start, total_q)
+        seq_len = clamped(tl.load(seq_lens_ptr + r), table_columns * TOKENS)
+        request_blocks = (seq_len + (TOKENS - 1)) // TOKENS
         table_row_ptr = table_ptr + tl.load(table_rows_ptr + r).to(tl.int64) * table_stride
         begin = max(line_begin - blocks_before, 0)
         end = min(line_end - blocks_before, request_blocks)
@@ -118,7 +124,7 @@ def _decode_kernel(
         positions = least_position + row // H
         num_blocks = positions // TOKENS + 1
         valid = row < num_rows
-        token = tl.load(out_starts_ptr + r) + row // H
+        token = clamped(tl.load(out_starts_ptr + r), total_q) + row // H
         out = scores_ptr + (row % H).to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
         for block in tl.range(begin, end, num_stages=STAGES):
             codes, scales = _load_block(pages_ptr, page_stride, num_pages, table_row_ptr, block)
@@ -156,41 +162,49 @@ def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
 
 
 def score_requests(
-    batch: ScoreBatch,
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
     lut: torch.Tensor,
     rows: DecodeRows,
     scores: torch.Tensor,
     *,
     grouped: bool,
     exact: bool,
-    blocks: int,
+    init_blocks: int,
+    local_blocks: int,
     tuning: Tuning,
 ) -> None:
     """Scores the rows of some requests.
 
     Args:
-        batch: the call; its own requests are not looked at.
+        q: ``[total_q, H, 128]`` uint8 (E4M3 bytes), contiguous.
+        pages: ``[num_pages, 9216]`` uint8, any page stride.
+        block_table: ``[rows, columns]`` int32, contiguous.
         lut: see :func:`decode_table`.
         rows: the requests; most queries of a request, times H at most ``MAX_ROWS``.
         scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is
             written; with ``grouped``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
         grouped: how the scores lie.
         exact: precision.
-        blocks: blocks of all requests together, at most.
+        init_blocks: blocks forced at a row's start.
+        local_blocks: blocks forced at a row's end.
         tuning: of the device.
     """
-    q, pages, block_table = batch.q.view(torch.uint8), batch.pages, batch.block_table
-    num_heads, num_requests = batch.num_heads, rows.seq_lens.shape[0]
+    total_q, num_heads, _ = q.shape
+    num_requests = rows.seq_lens.shape[0]
     decode = tuning.decode(exact=exact)
-    programs = decode.programs(tuning.multiprocessors, blocks)
+    programs = decode.programs(tuning.multiprocessors, rows.total_blocks)
     line = (
         block_table,
         block_table.stride(0),
-        block_table.shape[1],
+        rows.num_blocks,
+        total_q,
         rows.table_rows,
         rows.query_starts,
         rows.query_ends,
         rows.seq_lens,
+        rows.out_starts,
     )
     outputs = (
         scores,
@@ -200,8 +214,8 @@ def score_requests(
         scores.shape[0] * 16 if grouped else scores.shape[2],
         num_requests,
         rows.max_queries,
-        batch.init_blocks,
-        batch.local_blocks,
+        init_blocks,
+        local_blocks,
     )
     options = {
         "H": num_heads,
@@ -216,10 +230,11 @@ def score_requests(
         from kernel.backends.triton.hopper.decode import ROW_BYTES, decode_kernel
 
         cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
-        decode_kernel[(programs,)](
+        launch(
+            decode_kernel,
+            (programs,),
             *cache,
             *line,
-            rows.out_starts,
             lut,
             ROW_BYTES,
             *outputs,
@@ -228,4 +243,4 @@ def score_requests(
         )
     else:
         cache = (q, pages, pages.stride(0), pages.shape[0])
-        _decode_kernel[(programs,)](*cache, *line, rows.out_starts, lut, *outputs, **options, PTX=tuning.ptx)
+        launch(_decode_kernel, (programs,), *cache, *line, lut, *outputs, **options, PTX=tuning.ptx)

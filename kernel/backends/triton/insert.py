@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from kernel.backends.triton.e4m3 import DIMS, SCALES_START, TOKEN_BYTES, TOKEN_SCALES, TOKENS
+from kernel.backends.triton.launch import launch
 from kernel.contract import BLOCK_TOKENS
 
 _KEYS = 64
@@ -106,7 +107,9 @@ def insert_keys(
 
         insert_bfloat16(keys, pages, slots)
         return
-    _insert_kernel[(triton.cdiv(keys.shape[0], _KEYS),)](
+    launch(
+        _insert_kernel,
+        (triton.cdiv(keys.shape[0], _KEYS),),
         keys,
         slots,
         pages,

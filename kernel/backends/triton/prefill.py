@@ -28,6 +28,7 @@ from kernel.backends.triton.e4m3 import (
     product_scale,
     widened,
 )
+from kernel.backends.triton.launch import launch
 from kernel.backends.triton.plan import TILE_FIELDS, TILE_ROWS, PrefillTuning
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
@@ -171,6 +172,7 @@ def _store_group(
     """Write the group of 16 scores that a block lies in, and its maxima beside it."""
     slots = tl.arange(0, 16)
     if GROUPED:
+        group = tl.where(group == group, group, float("-inf"))  # NaN would confuse the sorting networks
         cells = out[:, None] + (block // 16) * tl.cast(group_stride, tl.int64) + slots[None, :]
         tl.store(cells, group, mask=valid[:, None])
         tl.store(
@@ -239,9 +241,9 @@ def score_tiles(
         from kernel.backends.triton.hopper import prefill
 
         descriptor = prefill.key_descriptor(keys)
-        prefill.score_kernel[grid](q, descriptor, *arguments, **options, num_warps=prefill.WARPS)
+        launch(prefill.score_kernel, grid, q, descriptor, *arguments, **options, num_warps=prefill.WARPS)
     else:
-        _score_kernel[grid](q, keys, *arguments, **options, PTX=ptx, num_warps=tuning.warps)
+        launch(_score_kernel, grid, q, keys, *arguments, **options, PTX=ptx, num_warps=tuning.warps)
 
 
 # ---- Dequantisation to a workspace ``[blocks * 128, 128]`` in block order, float16 or E4M3 bytes ----
@@ -253,10 +255,20 @@ def score_tiles(
 
 @triton.jit
 def _dequantize_kernel(
-    pages_ptr, page_stride, page_ids_ptr, lut_ptr, keys_ptr, EXACT: tl.constexpr, PTX: tl.constexpr
+    pages_ptr,
+    page_stride,
+    num_pages,
+    table_ptr,
+    table_cells_ptr,
+    lut_ptr,
+    keys_ptr,
+    EXACT: tl.constexpr,
+    PTX: tl.constexpr,
 ):
     block = tl.program_id(0).to(tl.int64)
-    page = pages_ptr + tl.load(page_ids_ptr + block).to(tl.int64) * page_stride
+    page_id = tl.load(table_ptr + tl.load(table_cells_ptr + block))
+    page_id = min(max(page_id, 0), num_pages - 1)  # a plan does not read the block table
+    page = pages_ptr + page_id.to(tl.int64) * page_stride
     codes, scales = load_page(page)
     keys = page_keys(codes, scales, lut_ptr, PTX, 2 if EXACT else 4)
     if EXACT:
@@ -266,18 +278,35 @@ def _dequantize_kernel(
 
 
 def dequantize_pages(
-    pages: torch.Tensor, page_ids: torch.Tensor, lut: torch.Tensor, keys: torch.Tensor, ptx: bool
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    table_cells: torch.Tensor,
+    lut: torch.Tensor,
+    keys: torch.Tensor,
+    ptx: bool,
 ) -> None:
     """Write the keys of some pages, in the order of dims that :mod:`kernel.backends.triton.e4m3` describes.
 
     Args:
         pages: ``[num_pages, 9216]`` uint8, any page stride.
-        page_ids: ``[blocks]`` int32.
+        block_table: ``[rows, columns]`` int32, contiguous; ids are clamped to the cache.
+        table_cells: ``[blocks]`` int64, cells of the flattened table.
         lut: ``[256, 8]`` uint8.
         keys: ``[at least blocks * 128, 128]`` float16 or uint8 (E4M3), contiguous, written.
         ptx: whether the device executes PTX for sm_89 or newer.
     """
     exact = keys.dtype == torch.float16
-    _dequantize_kernel[(page_ids.numel(),)](
-        pages, pages.stride(0), page_ids, lut, keys, EXACT=exact, PTX=ptx, num_warps=4
+    launch(
+        _dequantize_kernel,
+        (table_cells.numel(),),
+        pages,
+        pages.stride(0),
+        pages.shape[0],
+        block_table,
+        table_cells,
+        lut,
+        keys,
+        EXACT=exact,
+        PTX=ptx,
+        num_warps=4,
     )

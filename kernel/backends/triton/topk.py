@@ -12,16 +12,14 @@ Floor, H = 4, 8,192 queries, 131,072 keys: 8 MB of maxima and 34 MB of groups, 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from kernel.backends.base import Order
-from kernel.backends.triton.plan import uploaded
+from kernel.backends.triton.launch import launch
 from kernel.backends.triton.topk_many import (
     LIST_ENTRIES,
     WIDTH,
@@ -30,7 +28,6 @@ from kernel.backends.triton.topk_many import (
     maxima_kernel,
     row_of_request,
 )
-from kernel.batch import Request
 
 # ---- Few rows: one program per row, the whole row in registers ----
 #
@@ -92,7 +89,17 @@ def few_rows_kernel(
     if BATCH:
         # What are a row's number and blocks elsewhere are the starts of the requests' queries here.
         nb, q_row = row_of_request(
-            row, num_blocks_ptr, query_ends_ptr, seq_lens_ptr, out_starts_ptr, batch, max_queries, H, BATCH
+            row,
+            num_blocks_ptr,
+            query_ends_ptr,
+            seq_lens_ptr,
+            out_starts_ptr,
+            width,
+            total_q,
+            batch,
+            max_queries,
+            H,
+            BATCH,
         )
         start, head, token = row.to(tl.int64) * 16, q_row % H, q_row // H
     elif GROUPED:
@@ -174,18 +181,12 @@ class DecodeRows:
     """First token in the scores."""
     max_queries: int
     """Most queries of a request."""
-
-    @staticmethod
-    def of(requests: Sequence[Request], out_starts: Sequence[int], device: torch.device) -> DecodeRows:
-        """Copies requests to the device without waiting for it."""
-        rows = [
-            (r.table_row, r.query_start, r.query_start + r.query_len, r.seq_len, out_start)
-            for r, out_start in zip(requests, out_starts)
-        ]
-        columns = uploaded(np.array(rows, dtype=np.int32).T.copy(), device)
-        most = max(request.query_len for request in requests)
-        table_rows, starts, ends, lengths, first_tokens = columns.unbind()
-        return DecodeRows(table_rows, starts, ends, lengths, first_tokens, most)
+    num_blocks: int
+    """Most blocks of a request."""
+    total_blocks: int
+    """Blocks of all requests together, at most."""
+    tokens: int
+    """Tokens of the scores."""
 
 
 def select_grouped(
@@ -195,7 +196,7 @@ def select_grouped(
     row_ids: torch.Tensor,
     rows: int,
     block_ids: torch.Tensor,
-    order: Order,
+    by_block: bool,
 ) -> None:
     """Select from scores in groups, as :func:`kernel.backends.triton.prefill.score_tiles` leaves them.
 
@@ -206,19 +207,19 @@ def select_grouped(
         row_ids: ``[rows]`` int32, ``token * H + head`` of each row.
         rows: rows to select for.
         block_ids: ``[H, total_q, k]`` int32, the cells of those rows are written.
-        order: see :data:`kernel.backends.base.Order`.
+        by_block: whether ids ascend.
     """
     strides = (scores.stride(1), 0, scores.stride(0), *block_ids.stride())
     if block_ids.shape[2] <= WIDTH and rows >= MANY_ROWS:
-        _launch_many(rows, scores, maxima, num_blocks, row_ids, block_ids, 1, strides, order, True, True)
+        _launch_many(rows, scores, maxima, num_blocks, row_ids, block_ids, 1, strides, by_block, True, True)
     else:
         width = scores.shape[0] * 16
         requests = (num_blocks, row_ids, row_ids, row_ids, row_ids)
-        _launch_few(rows, scores, requests, block_ids, width, 1, strides, order, True)
+        _launch_few(rows, scores, requests, block_ids, width, 1, strides, by_block, True)
 
 
 def select_decoded(
-    scores: torch.Tensor, rows: DecodeRows, block_ids: torch.Tensor, order: Order, *, pdl: bool
+    scores: torch.Tensor, rows: DecodeRows, block_ids: torch.Tensor, by_block: bool, *, pdl: bool
 ) -> None:
     """Select from scores in groups, as :mod:`kernel.backends.triton.decode` leaves them.
 
@@ -226,7 +227,7 @@ def select_decoded(
         scores: ``[groups, rows, 16]`` float32, contiguous.
         rows: whose they are.
         block_ids: ``[H, total_q, k]`` int32, the cells of those rows are written.
-        order: see :data:`kernel.backends.base.Order`.
+        by_block: whether ids ascend.
         pdl: whether the device starts this kernel's programs while the previous kernel ends.
     """
     strides = (scores.stride(1), 0, scores.stride(0), *block_ids.stride())
@@ -236,10 +237,10 @@ def select_decoded(
         scores,
         requests,
         block_ids,
-        scores.shape[0] * 16,
-        1,
+        rows.num_blocks,
+        block_ids.shape[1],
         strides,
-        order,
+        by_block,
         True,
         max_queries=rows.max_queries,
         pdl=pdl,
@@ -251,7 +252,7 @@ def select_scores(
 ) -> None:
     """Select from plain scores, see :meth:`kernel.backends.base.Backend.topk`."""
     heads, total_q, width = scores.shape
-    k, rows = block_ids.shape[2], heads * total_q
+    k, rows, by_block = block_ids.shape[2], heads * total_q, order == "block"
     if not rows:
         return
     if not width:
@@ -261,15 +262,25 @@ def select_scores(
     if k <= WIDTH and rows >= MANY_ROWS:
         groups = triton.cdiv(width, 16)
         maxima = torch.empty((groups, rows), dtype=torch.float32, device=scores.device)
-        maxima_kernel[(triton.cdiv(rows, 32), triton.cdiv(groups, 16))](
-            scores, num_blocks, maxima, rows, total_q, *strides[:2], ROWS=32, GROUPS=16, num_warps=8
+        launch(
+            maxima_kernel,
+            (triton.cdiv(rows, 32), triton.cdiv(groups, 16)),
+            scores,
+            num_blocks,
+            maxima,
+            rows,
+            total_q,
+            *strides[:2],
+            ROWS=32,
+            GROUPS=16,
+            num_warps=8,
         )
         padded = width % 16 == 0
         _launch_many(
-            rows, scores, maxima, num_blocks, num_blocks, block_ids, total_q, strides, order, False, padded
+            rows, scores, maxima, num_blocks, num_blocks, block_ids, total_q, strides, by_block, False, padded
         )
     else:
-        _launch_few(rows, scores, (num_blocks,) * 5, block_ids, width, total_q, strides, order, False)
+        _launch_few(rows, scores, (num_blocks,) * 5, block_ids, width, total_q, strides, by_block, False)
 
 
 def _launch_many(
@@ -281,14 +292,16 @@ def _launch_many(
     block_ids: torch.Tensor,
     total_q: int,
     strides: tuple[int, ...],
-    order: Order,
+    by_block: bool,
     grouped: bool,
     padded: bool,
 ) -> None:
     heads, _, k = block_ids.shape
     groups = torch.empty((WIDTH, rows), dtype=torch.int32, device=scores.device)
     entries = torch.empty((LIST_ENTRIES, rows), dtype=torch.int64, device=scores.device)
-    many_rows_kernel[(triton.cdiv(rows, _ROWS),)](
+    launch(
+        many_rows_kernel,
+        (triton.cdiv(rows, _ROWS),),
         scores,
         maxima,
         num_blocks,
@@ -301,7 +314,7 @@ def _launch_many(
         *strides,
         k,
         H=heads,
-        BY_BLOCK=order == "block",
+        BY_BLOCK=by_block,
         GROUPED=grouped,
         PADDED=padded,
         ROWS=_ROWS,
@@ -317,7 +330,7 @@ def _launch_few(
     width: int,
     total_q: int,
     strides: tuple[int, ...],
-    order: Order,
+    by_block: bool,
     grouped: bool,
     *,
     max_queries: int = 0,
@@ -328,7 +341,9 @@ def _launch_few(
     listed = 64 if k <= WIDTH else 128
     entries = torch.empty((rows, listed), dtype=torch.int64, device=scores.device)
     batch = requests[4].shape[0] if max_queries else 0
-    few_rows_kernel[(rows,)](
+    launch(
+        few_rows_kernel,
+        (rows,),
         scores,
         *requests,
         entries,
@@ -340,7 +355,7 @@ def _launch_few(
         batch,
         max_queries,
         H=heads,
-        BY_BLOCK=order == "block",
+        BY_BLOCK=by_block,
         GROUPED=grouped,
         BATCH=triton.next_power_of_2(batch) if batch else 0,
         GROUPS=groups,

@@ -148,12 +148,26 @@ def cleaned(scores):
 
 
 @triton.jit
+def clamped(value, most):
+    """0 to ``most``: lengths and offsets of a captured launch were not checked."""
+    return tl.minimum(tl.maximum(value, 0), most)
+
+
+@triton.jit
+def num_queries(start, end, total_q, max_queries):
+    """Queries of a request from its first row and the row after its last, both clamped to ``q``."""
+    return tl.minimum(tl.maximum(clamped(end, total_q) - clamped(start, total_q), 0), max_queries)
+
+
+@triton.jit
 def row_of_request(
     row,
     query_starts_ptr,
     query_ends_ptr,
     seq_lens_ptr,
     out_starts_ptr,
+    width,
+    total_q,
     batch,
     max_queries,
     H: tl.constexpr,
@@ -166,14 +180,16 @@ def row_of_request(
     listed = request < batch
     starts = tl.load(query_starts_ptr + request, mask=listed, other=0)
     ends = tl.load(query_ends_ptr + request, mask=listed, other=0)
-    out_starts = tl.load(out_starts_ptr + request, mask=listed, other=0)
-    queries = tl.minimum(ends - starts, max_queries)
+    out_starts = clamped(tl.load(out_starts_ptr + request, mask=listed, other=0), total_q)
+    queries = num_queries(starts, ends, total_q, max_queries)
     owner = tl.max(tl.where((out_starts <= token) & (token < out_starts + queries), request, -1), 0)
     found = owner >= 0
-    query = token - tl.load(out_starts_ptr + owner, mask=found, other=0)
+    query = token - clamped(tl.load(out_starts_ptr + owner, mask=found, other=0), total_q)
     start = tl.load(query_starts_ptr + owner, mask=found, other=0)
-    length = tl.minimum(tl.load(query_ends_ptr + owner, mask=found, other=0) - start, max_queries)
-    position = tl.load(seq_lens_ptr + owner, mask=found, other=0) - length + query
+    length = num_queries(start, tl.load(query_ends_ptr + owner, mask=found, other=0), total_q, max_queries)
+    start = clamped(start, total_q)
+    keys = clamped(tl.load(seq_lens_ptr + owner, mask=found, other=0), width * _TOKENS)
+    position = keys - length + query
     nb = tl.where(found & (position >= 0), position // _TOKENS + 1, 0)
     return nb, tl.where(found, (start + query) * H + row % H, row)
 

@@ -234,6 +234,7 @@ def decode_kernel(
     table_ptr,
     table_stride,
     table_columns,
+    total_q,
     table_rows_ptr,
     query_starts_ptr,
     query_ends_ptr,
@@ -274,8 +275,10 @@ def decode_kernel(
     listed = request < batch
     all_starts = gl.load(query_starts_ptr + request, mask=listed, other=0)
     all_ends = gl.load(query_ends_ptr + request, mask=listed, other=0)
-    all_blocks = (gl.load(seq_lens_ptr + request, mask=listed, other=0) + (TOKENS - 1)) // TOKENS
-    all_blocks = gl.where(all_ends > all_starts, gl.minimum(gl.maximum(all_blocks, 0), table_columns), 0)
+    all_keys = gl.load(seq_lens_ptr + request, mask=listed, other=0)
+    has_rows = _num_queries(all_starts, all_ends, total_q, max_queries) > 0
+    all_blocks = (_clamped(all_keys, table_columns * TOKENS) + (TOKENS - 1)) // TOKENS
+    all_blocks = gl.where(has_rows, all_blocks, 0)
     line_ends = gl.associative_scan(all_blocks, 0, _plus)
     total = gl.sum(all_blocks, 0)
     share = (total + gl.num_programs(0) - 1) // gl.num_programs(0)
@@ -296,9 +299,10 @@ def decode_kernel(
     for r in range(first, last):
         blocks_before = gl.sum(gl.where(request < r, all_blocks, 0), 0)
         query_start = gl.load(query_starts_ptr + r)
-        num_rows = gl.minimum(gl.load(query_ends_ptr + r) - query_start, max_queries) * H
-        seq_len = gl.load(seq_lens_ptr + r)
-        request_blocks = gl.minimum((seq_len + (TOKENS - 1)) // TOKENS, table_columns)
+        num_rows = _num_queries(query_start, gl.load(query_ends_ptr + r), total_q, max_queries) * H
+        query_start = _clamped(query_start, total_q)
+        seq_len = _clamped(gl.load(seq_lens_ptr + r), table_columns * TOKENS)
+        request_blocks = (seq_len + (TOKENS - 1)) // TOKENS
         table_row_ptr = table_ptr + gl.load(table_rows_ptr + r).to(gl.int64) * table_stride
         begin = gl.maximum(line_begin - blocks_before, 0)
         end = gl.minimum(line_end - blocks_before, request_blocks)
@@ -316,7 +320,7 @@ def decode_kernel(
         positions = least_position + gl.arange(0, N, layout=gl.SliceLayout(0, MMA)) // H
         positions_out = least_position + row // H
         valid = row < num_rows
-        out_token = gl.load(out_starts_ptr + r) + row // H
+        out_token = _clamped(gl.load(out_starts_ptr + r), total_q) + row // H
         out = scores_ptr + (row % H).to(gl.int64) * head_stride + out_token.to(gl.int64) * token_stride
         for i in gl.static_range(STAGES):
             page_id = gl.load(table_row_ptr + gl.minimum(begin + i, end - 1))
@@ -374,7 +378,7 @@ def decode_kernel(
             if end == request_blocks:
                 FILL: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
                 fill_row = gl.arange(0, N, layout=gl.SliceLayout(1, FILL))
-                fill_token = (gl.load(out_starts_ptr + r) + fill_row // H).to(gl.int64)
+                fill_token = (_clamped(gl.load(out_starts_ptr + r), total_q) + fill_row // H).to(gl.int64)
                 start = scores_ptr + (fill_row % H).to(gl.int64) * head_stride + fill_token * token_stride
                 cell = gl.arange(0, 128, layout=gl.SliceLayout(0, FILL))
                 nothing = gl.full([N, 128], float("-inf"), gl.float32, FILL)
@@ -386,3 +390,14 @@ def decode_kernel(
 @gluon.jit
 def _plus(a, b):
     return a + b
+
+
+@gluon.jit
+def _clamped(value, most):
+    return gl.minimum(gl.maximum(value, 0), most)
+
+
+@gluon.jit
+def _num_queries(start, end, total_q, max_queries):
+    """Queries of a request, see :func:`kernel.backends.triton.topk_many.num_queries`."""
+    return gl.minimum(gl.maximum(_clamped(end, total_q) - _clamped(start, total_q), 0), max_queries)

@@ -15,6 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernel.backends.triton.e4m3 import SCALES_START, TOKEN_BYTES, TOKEN_SCALES, TOKENS
+from kernel.backends.triton.launch import launch
 from kernel.contract import BLOCK_TOKENS
 
 _KEYS = 32
@@ -125,7 +126,9 @@ def insert_kernel(
 
 def insert_bfloat16(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
     """See :func:`kernel.backends.triton.insert.insert_keys`; ``keys`` are bfloat16, at least one."""
-    insert_kernel[(-(-keys.shape[0] // _KEYS),)](
+    launch(
+        insert_kernel,
+        (-(-keys.shape[0] // _KEYS),),
         keys,
         slots,
         pages,

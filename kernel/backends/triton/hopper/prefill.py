@@ -115,6 +115,7 @@ def _store_group(
     slot = gl.arange(0, 16, layout=gl.SliceLayout(0, TILE))
     index = (block // 16).to(gl.int64)
     if GROUPED:
+        group = gl.where(group == group, group, float("-inf"))  # NaN would confuse the sorting networks
         gl.store(out[:, None] + index * group_stride + slot[None, :], group, mask=valid[:, None])
         gl.store(maxima_ptr + index * rows_total + rows, gl.max(group, 1), mask=valid)
     else:

@@ -1,0 +1,282 @@
+"""Plans and the operators that run them, on every backend that can run here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from indexer import IndexerConfig, IndexScorer
+from indexer.plan import IndexPlan
+from kernel.backends import registry
+from kernel.backends.base import Backend, Order
+from kernel.errors import InvalidArgumentError
+from tests.support.calls import Call, pages_on, random_call
+from tests.support.compare import assert_same_bits, inserted, scores_of, selection_of
+
+LENGTHS = [(2700, 20), (300, 0), (1155, 3), (129, 1), (40, 40)]
+"""Prefill and decode mixed, more blocks than k, a request without queries."""
+STEP = [(2700, 2), (300, 0), (1155, 4), (129, 1)]
+"""A decode step."""
+OPERATORS = torch.ops.nvfp4_indexer
+
+
+def scorer_of(backend: Backend, heads: int, num_pages: int = 0) -> IndexScorer:
+    """A scorer of the same backend and device."""
+    config = IndexerConfig(
+        heads, num_pages, topk_blocks=4, local_blocks=0, backend=backend.name, device=backend.device
+    )
+    return IndexScorer(config)
+
+
+def on_host_lengths(backend: Backend, call: Call, topk: int = 4, order: Order = "score") -> IndexPlan:
+    """A plan of the call by lengths on the host."""
+    return scorer_of(backend, call.num_heads).plan(
+        call.block_table.to(backend.device),
+        query_lens=call.cu_seqlens_q.diff().tolist(),
+        seq_lens=call.seq_lens.numpy(),
+        topk=topk,
+        init_blocks=call.init_blocks,
+        local_blocks=call.local_blocks,
+        order=order,
+    )
+
+
+def on_device_lengths(backend: Backend, call: Call, total_q: int) -> IndexPlan:
+    """A plan of the call by lengths on the device."""
+    return scorer_of(backend, call.num_heads).plan(
+        call.block_table.to(backend.device).contiguous(),
+        cu_seqlens_q=call.cu_seqlens_q.to(backend.device),
+        seq_lens=call.seq_lens.to(backend.device),
+        total_q=total_q,
+        init_blocks=call.init_blocks,
+        local_blocks=call.local_blocks,
+        max_query_len=4,
+        max_seq_len=3072,
+    )
+
+
+def tensors_of(backend: Backend, call: Call) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and pages on the device."""
+    return call.q.to(backend.device), pages_on(call.pages, backend.device)
+
+
+@pytest.mark.parametrize(("heads", "forced", "order"), [(1, (0, 0), "score"), (4, (1, 2), "block")])
+def test_a_run_gives_what_a_call_gives(
+    backend: Backend, heads: int, forced: tuple[int, int], order: Order
+) -> None:
+    call = random_call(LENGTHS, heads, seed=20).forcing(*forced)
+    q, pages = tensors_of(backend, call)
+    plan = on_host_lengths(backend, call, 4, order)
+    expected = selection_of(backend, call, 4, order)
+    assert_same_bits(plan.select(q, pages).cpu(), expected)
+    assert_same_bits(plan.select(q.view(torch.uint8), pages).cpu(), expected)
+    token_major = torch.full((call.total_q, heads, 4), -9, dtype=torch.int32, device=backend.device)
+    plan.select(q, pages, out=token_major.transpose(0, 1))
+    assert_same_bits(token_major.transpose(0, 1).cpu().contiguous(), expected)
+    if backend.name != "flydsl-sim" or heads == 1:
+        assert_same_bits(plan.score(q, pages).cpu(), scores_of(backend, call))
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+def test_lengths_on_the_device_give_the_same(backend: Backend, heads: int) -> None:
+    """Rows past the last request get -1 and -inf."""
+    call = random_call(STEP, heads, seed=21).forcing(1, 1)
+    q, pages = tensors_of(backend, call)
+    padded = torch.zeros(call.total_q + 2, heads, 128, dtype=torch.uint8, device=backend.device)
+    padded[: call.total_q] = q.view(torch.uint8)
+    plan = on_device_lengths(backend, call, padded.shape[0])
+    expected = torch.full((heads, padded.shape[0], 4), -1, dtype=torch.int32)
+    expected[:, : call.total_q] = selection_of(backend, call, 4)
+    assert_same_bits(plan.select(padded, pages).cpu(), expected)
+    if backend.name != "flydsl-sim" or heads == 1:
+        scores = torch.full((heads, padded.shape[0], plan.num_score_blocks), -torch.inf)
+        scores[:, : call.total_q] = scores_of(backend, call, plan.num_score_blocks)
+        assert_same_bits(plan.score(padded, pages).cpu(), scores)
+
+
+def test_values_of_the_device_may_change_until_a_run(backend: Backend) -> None:
+    """Lengths, offsets, page ids and contents are read when the plan runs."""
+    first, second = (
+        random_call(lengths, 1, seed=22) for lengths in (STEP, [(900, 1), (260, 3), (0, 0), (2050, 2)])
+    )
+    q = torch.zeros(8, 1, 128, dtype=torch.uint8, device=backend.device)
+    table = torch.zeros(4, 24, dtype=torch.int32, device=backend.device)
+    offsets = torch.zeros(5, dtype=torch.int32, device=backend.device)
+    seq_lens = torch.zeros(4, dtype=torch.int32, device=backend.device)
+    plan = scorer_of(backend, 1).plan(
+        table, cu_seqlens_q=offsets, seq_lens=seq_lens, max_query_len=4, max_seq_len=3072, total_q=8
+    )
+    for call in (first, second):
+        q[: call.total_q] = call.q.view(torch.uint8).to(backend.device)
+        width = min(24, call.block_table.shape[1])
+        table[:, :width] = call.block_table[:, :width].to(backend.device)
+        offsets.copy_(call.cu_seqlens_q)
+        seq_lens.copy_(call.seq_lens)
+        found = plan.select(q, pages_on(call.pages, backend.device)).cpu()
+        assert_same_bits(found[:, : call.total_q].contiguous(), selection_of(backend, call, 4))
+        assert bool((found[:, call.total_q :] == -1).all())
+
+
+def test_page_ids_outside_the_cache_are_clamped(backend: Backend) -> None:
+    """A plan does not read the block table. Ids stay those of blocks, and nothing is read out of bounds."""
+    call = random_call(STEP, 1, seed=23)
+    q, pages = tensors_of(backend, call)
+    call.block_table[0, 3], call.block_table[2, 0] = 2**31 - 1, -(2**31)
+    for plan in (on_host_lengths(backend, call), on_device_lengths(backend, call, call.total_q)):
+        ids = plan.select(q, pages).cpu()
+        assert int(ids.min()) >= -1
+        assert int(ids.max()) < 22
+
+
+def test_extreme_lengths_of_the_device_stay_inside(backend: Backend) -> None:
+    """Whatever offsets and lengths hold, ids are blocks of the plan, and guard cells stay as they were."""
+    call = random_call(STEP, 1, seed=24)
+    q, pages = tensors_of(backend, call)
+    guarded = torch.full((1, call.total_q + 2, 4), -7, dtype=torch.int32, device=backend.device)
+    extremes = np.array([-(2**31), -1, 0, 1, 5, 129, 2**31 - 1], dtype=np.int32)
+    random = np.random.default_rng(0)
+    for _ in range(2 if backend.name == "flydsl-sim" else 20):
+        call.cu_seqlens_q.copy_(torch.from_numpy(random.choice(extremes, 5)))
+        call.seq_lens.copy_(torch.from_numpy(random.choice(extremes, 4)))
+        plan = on_device_lengths(backend, call, call.total_q)
+        ids = plan.select(q, pages, out=guarded[:, 1:-1]).cpu()
+        assert int(ids.min()) >= -1
+        assert int(ids.max()) < plan.num_score_blocks
+        assert bool((guarded[:, [0, -1]] == -7).all())
+
+
+def test_a_query_of_nan_counts_as_minus_infinity(backend: Backend) -> None:
+    """Its blocks tie, so the lowest ids are selected; rows beside it are as they were."""
+    call = random_call([(2700, 20), (1155, 2)], 1, seed=25)
+    q, pages = tensors_of(backend, call)
+    expected = selection_of(backend, call, 4)
+    q.view(torch.uint8)[[3, 21]] = 0x7F
+    expected[0, [3, 21]] = torch.arange(4, dtype=torch.int32)
+    assert_same_bits(on_host_lengths(backend, call).select(q, pages).cpu(), expected)
+
+
+def test_insert_writes_what_a_backend_writes(backend: Backend) -> None:
+    """Negative slots are skipped; pages lie apart."""
+    keys = torch.randn(5, 128, generator=torch.Generator().manual_seed(3))
+    pages = torch.full((3, 9232), 7, dtype=torch.uint8)[:, :9216]
+    slots = torch.tensor([130, -1, 0, 383, 127])
+    written = pages_on(pages.clone(), backend.device)
+    scorer_of(backend, 1).insert(keys.to(backend.device), written, slots.to(backend.device))
+    assert_same_bits(written.cpu(), inserted(backend, keys, pages, slots))
+
+
+def test_appends_of_many_sequences_are_one(backend: Backend) -> None:
+    """Keys of several sequences, appended together, score like those appended one by one."""
+    keys = torch.randn(700, 128, generator=torch.Generator().manual_seed(4)).to(backend.device)
+    q = torch.randn(4, 1, 128, generator=torch.Generator().manual_seed(5)).to(backend.device)
+    one, many = (scorer_of(backend, 1, num_pages=16) for _ in range(2))
+    for scorer in (one, many):
+        for _ in range(2):
+            scorer.add_sequence()
+    one.append_keys(0, keys[:300])
+    one.append_keys(1, keys[300:])
+    many.append_keys([0, 1], torch.cat((keys[:200], keys[300:301])), [200, 1])
+    many.append_keys([1, 0], torch.cat((keys[301:], keys[200:300])), [399, 100])
+    for scorer in (one, many):
+        assert [scorer.sequence_length(seq) for seq in scorer.sequences] == [300, 400]
+    results = [
+        scorer.score(q, [0, 1], [2, 2], return_scores=backend.name != "flydsl-sim") for scorer in (one, many)
+    ]
+    assert_same_bits(results[1].block_ids.cpu(), results[0].block_ids.cpu())
+    plan = many.plan(sequences=[0, 1], query_lens=[2, 2])
+    assert_same_bits(plan.select(q).cpu(), results[0].block_ids.cpu())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query_lens": [1, 1]}, "query_lens = 2 lengths: must be one for each of the 5 rows"),
+        ({"query_lens": [20, 0, -3, 1, 40]}, r"query_lens\[2\] = -3"),
+        ({"query_lens": [20, 0, 1.5, 1, 40]}, r"query_lens\[2\] = 1.5"),
+        ({"seq_lens": [19, 0, 1155, 129, 40]}, r"seq_lens\[0\] = 19: must be at least its 20 queries"),
+        ({"seq_lens": [2700, 0, 1048577, 129, 40]}, r"seq_lens\[2\] = 1048577"),
+        ({"seq_lens": [2700, 0, 9000, 129, 40]}, r"block_table.shape\[1\] = 22: must be at least 71"),
+        ({"seq_lens": None}, "seq_lens = None"),
+        ({"query_lens": None}, "query_lens = None: must be given, or cu_seqlens_q"),
+        ({"max_seq_len": 128}, "max_seq_len = int: does not go with query_lens"),
+        ({"topk": 65}, "topk = 65"),
+    ],
+)
+def test_wrong_plans_are_refused(change: dict[str, object], message: str) -> None:
+    call = random_call(LENGTHS, 1, seed=26)
+    arguments: dict[str, object] = {
+        "query_lens": call.cu_seqlens_q.diff().tolist(),
+        "seq_lens": call.seq_lens.tolist(),
+    }
+    scorer = IndexScorer(IndexerConfig(1, 0, backend="cpu"))
+    with pytest.raises(InvalidArgumentError, match=message):
+        scorer.plan(call.block_table[:, :22], **{**arguments, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_query_len": 17}, "max_query_len = 17: must be 1 to 16 with 4 heads"),
+        ({"max_query_len": None}, "max_query_len = None"),
+        ({"max_seq_len": 0}, "max_seq_len = 0"),
+        ({"max_seq_len": 1 << 20}, r"block_table.shape\[1\] = \d+: must be at least 8192"),
+        ({"seq_lens": torch.zeros(3, dtype=torch.int32)}, r"seq_lens.shape = \(3,\)"),
+        ({"cu_seqlens_q": torch.zeros(5, dtype=torch.int64)}, "cu_seqlens_q.dtype"),
+        ({"query_lens": [1]}, "query_lens = list: does not go with cu_seqlens_q"),
+        ({"sequences": [0]}, "block_table = Tensor: does not go with sequences"),
+    ],
+)
+def test_wrong_bounds_are_refused(change: dict[str, object], message: str) -> None:
+    call = random_call(STEP, 4, seed=27)
+    arguments: dict[str, object] = {
+        "cu_seqlens_q": call.cu_seqlens_q,
+        "seq_lens": call.seq_lens,
+        "max_query_len": 4,
+        "max_seq_len": 2700,
+    }
+    scorer = IndexScorer(IndexerConfig(4, 8, backend="cpu"))
+    scorer.add_sequence()
+    with pytest.raises(InvalidArgumentError, match=message):
+        scorer.plan(call.block_table.contiguous(), **{**arguments, **change})  # type: ignore[arg-type]
+
+
+def test_wrong_runs_are_refused() -> None:
+    """Shapes, dtypes and strides, at every run; nothing is written."""
+    call = random_call(STEP, 1, seed=28)
+    plan = on_device_lengths(registry.create("cpu"), call, call.total_q)
+    with pytest.raises(InvalidArgumentError, match=r"q.shape = \(6, 1, 128\): must be \[7, 1, 128\]"):
+        plan.select(call.q[:6], call.pages)
+    with pytest.raises(InvalidArgumentError, match=r"pages\.dtype"):
+        plan.select(call.q, call.pages.float())
+    with pytest.raises(InvalidArgumentError, match=r"out\.dtype"):
+        plan.select(call.q, call.pages, out=torch.zeros(1, 7, 4))
+    with pytest.raises(InvalidArgumentError, match=r"out.shape\[2\] = 5: must be the plan's topk, 4"):
+        plan.select(call.q, call.pages, out=torch.zeros(1, 7, 5, dtype=torch.int32))
+    with pytest.raises(InvalidArgumentError, match=r"out.shape\[2\] = 23: must be at least 24"):
+        plan.score(call.q, call.pages, out=torch.zeros(1, 7, 23))
+
+
+def test_operators_pass_torch_s_own_checks(backend: Backend) -> None:
+    """Schemas, mutation and fakes, of every operator."""
+    call = random_call([(300, 2), (140, 1)], 1, seed=29)
+    q, pages = tensors_of(backend, call)
+    q = q.view(torch.uint8)  # opcheck cannot compare float8 tensors
+    plan = on_host_lengths(backend, call)
+    parts = (plan.plan.tensors, plan.plan.numbers)
+    ids = torch.zeros(1, 3, 4, dtype=torch.int32, device=q.device)
+    scores = torch.zeros(1, 3, 3, device=q.device)
+    num_blocks = call.batch().num_blocks_per_query().to(q.device)
+    keys, slots = torch.randn(2, 128, device=q.device), torch.tensor([3, 200], device=q.device)
+    name = plan.backend
+    checks = ("test_schema", "test_faketensor")
+    for operator, arguments, keywords in (
+        (OPERATORS.insert.default, (keys, pages, slots, name), {}),
+        (OPERATORS.select.default, (q, pages, *parts, 4, name), {}),
+        (OPERATORS.select.out, (q, pages, *parts, name), {"out": ids}),
+        (OPERATORS.score.default, (q, pages, *parts, 3, name), {}),
+        (OPERATORS.score.out, (q, pages, *parts, name), {"out": scores}),
+        (OPERATORS.topk.default, (scores, num_blocks, 4, False, name), {}),
+        (OPERATORS.topk.out, (scores, num_blocks, True, name), {"out": ids}),
+    ):
+        torch.library.opcheck(operator, arguments, keywords, test_utils=checks)
