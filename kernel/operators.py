@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -64,14 +64,12 @@ def backend_of(name: str, device: torch.device) -> Backend:
         with _CREATING:
             found = _BACKENDS.get((name, device))
             if found is None:
-                found = _BACKENDS[name, device] = registry.create(name.split(":")[0], device, *_options(name))
+                kind, *options = name.split(":", 2)
+                precision, scale_choice = [*options, *("exact", "six")[len(options) :]]
+                found = _BACKENDS[name, device] = registry.create(
+                    kind, device, cast("Precision", precision), cast("ScaleChoice", scale_choice)
+                )
     return found
-
-
-def _options(name: str) -> tuple[Precision, ScaleChoice]:
-    given = [*name.split(":")[1:], "exact", "six"][:2] if name.count(":") < 2 else name.split(":")[1:3]
-    precision, scale_choice = given if name.count(":") != 1 else (given[0], "six")
-    return precision, scale_choice  # type: ignore[return-value]  # registry.create checks them
 
 
 # ---- Checks: shapes, dtypes, strides and devices, never values ----

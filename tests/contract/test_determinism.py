@@ -93,6 +93,7 @@ def test_heads_do_not_depend_on_one_another(backend: Backend, ragged: Lengths) -
     call = random_call(ragged, 4, seed=45, values="inexact")
     whole = scores_of(backend, call)
     octets = call.q.view(torch.uint8)
-    for heads in ((0,), (3,), (1, 2)):
+    pairs = ((1, 2),) if backend.name == simulated.NAME else ((0, 1), (1, 2), (1, 3))
+    for heads in ((0,), (3,), *pairs):
         some = replace(call, q=octets[:, list(heads)].contiguous().view(torch.float8_e4m3fn))
         assert_same_bits(scores_of(backend, some), whole[list(heads)])

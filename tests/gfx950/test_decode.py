@@ -97,7 +97,9 @@ def test_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units)
 
 
-@pytest.mark.parametrize("columns", [3, 16, 17, 70])
+@pytest.mark.parametrize(
+    "columns", [3, 16, 17, 70, *(pytest.param(n, marks=pytest.mark.nightly) for n in (4, 8, 13, 130))]
+)
 def test_rows_are_filled_to_any_width(columns: int) -> None:
     """Cells past nb are -inf in scores and maxima, up to ``S``."""
     assert_exact(random_call([(300, 4), (150, 3), (1, 1)], 4, seed=9), columns=columns)
