@@ -153,6 +153,7 @@ class DeviceTables:
         """Rows of some sequences, up to date."""
         places: list[int] = []
         values: list[int] = []
+        behind: list[_Sequence] = []
         for sequence in sequences:
             if sequence.row < 0:
                 sequence.row = self._take()
@@ -163,10 +164,13 @@ class DeviceTables:
             places.extend(range(row * self._columns + sequence.synced, row * self._columns + end))
             values.extend(sequence.pages[sequence.synced :])
             values.extend([-1] * (end - blocks))
-            sequence.synced = self._written[row] = blocks
+            self._written[row] = end  # should the copy fail, whatever it wrote is written again
+            behind.append(sequence)
         if places:
             pairs = torch.tensor([places, values], dtype=torch.int64, device="cpu").to(self._table.device)
             self._table.view(-1)[pairs[0]] = pairs[1].to(torch.int32)
+        for sequence in behind:
+            sequence.synced = self._written[sequence.row] = len(sequence.pages)
         return [sequence.row for sequence in sequences]
 
     def gather(self, sequences: Sequence[_Sequence], columns: int) -> torch.Tensor:
@@ -381,9 +385,9 @@ class PagedKeyCache:
         with self._adopted(_Sequence(parent.length, parent.pages[:]), savepoint) as fork:
             yield fork
 
-    def own_pages(self, seq: int) -> int:
-        """Pages that no other sequence holds: those that :meth:`free` frees."""
-        return sum(self.allocator.ref_count(page) == 1 for page in self._get(seq).pages)
+    def own_pages(self, seq: int, first_block: int = 0) -> int:
+        """Pages from a block on that no other sequence holds: those that :meth:`free` frees."""
+        return sum(self.allocator.ref_count(page) == 1 for page in self._get(seq).pages[first_block:])
 
     def free(self, seq: int) -> None:
         """Drop a sequence; pages that no other one holds are zeroed and become free.

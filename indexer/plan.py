@@ -26,8 +26,6 @@ from kernel.page import blocks_of
 from kernel.step import DeviceLengths, IntArray, Lengths, Plan
 
 HostInts = Sequence[int] | NDArray[np.integer[Any]]
-MAX_DECODE_ROWS = 64
-"""Most rows (queries times heads) of a request whose lengths only the device knows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +120,9 @@ class IndexPlan:
 
 def _queries(q: torch.Tensor, num_heads: int) -> torch.Tensor:
     """Queries as operators take them."""
-    if q.dtype in operators.QUERY_DTYPES:
-        return q
-    check_tensor("q", q, dtypes=operators.FLOAT_DTYPES, shape=(None, num_heads, HEAD_DIM), device=None)
-    return quantize_query(q)
+    dtypes = (*operators.QUERY_DTYPES, *operators.FLOAT_DTYPES)
+    check_tensor("q", q, dtypes=dtypes, shape=(None, num_heads, HEAD_DIM), device=None)
+    return q if q.dtype in operators.QUERY_DTYPES else quantize_query(q)
 
 
 # ---- Lengths: of the host checked, of the device bounded ----
@@ -234,6 +231,7 @@ def device_lengths(
     max_seq_len: int | None,
     block_table: torch.Tensor,
     num_heads: int,
+    max_rows: int,
 ) -> DeviceLengths:
     """Lengths that only the device knows: shapes and bounds are checked, values are not read.
 
@@ -254,7 +252,7 @@ def device_lengths(
                 name, None, "must be given with cu_seqlens_q", "pass the most that a request may have"
             )
     queries, keys = check_int("max_query_len", max_query_len), check_int("max_seq_len", max_seq_len)
-    most = MAX_DECODE_ROWS // num_heads
+    most = max_rows // num_heads
     if not 1 <= queries <= most:
         raise InvalidArgumentError(
             "max_query_len",

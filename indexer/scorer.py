@@ -232,9 +232,9 @@ class IndexScorer:
         """
         with self._lock:
             if out is None:
-                return self._cache.block_tables(sequences)
+                return self._cache.block_tables(_listed(sequences))
             check_tensor("out", out, dtypes=(torch.int32,), shape=(None, None), device=self.device)
-            blocks = max((blocks_of(self.sequence_length(seq)) for seq in sequences), default=0)
+            blocks = max((blocks_of(self.sequence_length(seq)) for seq in _listed(sequences)), default=0)
             if out.shape[0] < len(sequences) or out.shape[1] < blocks:
                 raise InvalidArgumentError(
                     "out.shape",
@@ -288,8 +288,8 @@ class IndexScorer:
                 ``[batch]`` int32 on the device with ``cu_seqlens_q``.
             cu_seqlens_q: ``[batch + 1]`` int32 on the device, exclusive prefix sum of the query lengths. A
                 request without queries pads the batch.
-            max_query_len: with ``cu_seqlens_q``: most queries of a request; times H at most 64. Rows past it
-                are selected no block.
+            max_query_len: with ``cu_seqlens_q``: most queries of a request; times H at most 64, on flydsl
+                16. Rows past it are selected no block.
             max_seq_len: with ``cu_seqlens_q``: most keys of a request; a longer one is read as if it ended
                 with the block that this many keys end in.
             total_q: with ``cu_seqlens_q``: rows of ``q``; ``batch * max_query_len`` when None.
@@ -333,7 +333,13 @@ class IndexScorer:
                     _refuse("cu_seqlens_q", query_lens=query_lens)
                     lens = cast("torch.Tensor", seq_lens)
                     lengths = device_lengths(
-                        cu_seqlens_q, lens, max_query_len, max_seq_len, block_table, heads
+                        cu_seqlens_q,
+                        lens,
+                        max_query_len,
+                        max_seq_len,
+                        block_table,
+                        heads,
+                        self._backend.max_device_rows,
                     )
                 elif query_lens is None:
                     raise InvalidArgumentError(
@@ -351,6 +357,8 @@ class IndexScorer:
             if isinstance(lengths, DeviceLengths):
                 rows = lengths.seq_lens.shape[0] * lengths.max_query_len
                 rows = rows if total_q is None else check_int("total_q", total_q)
+                if rows < 0:
+                    raise InvalidArgumentError("total_q", rows, "must be 0 or more", "pass the rows of q")
                 if not table.is_contiguous():
                     raise InvalidArgumentError(
                         "block_table.stride()",

@@ -26,7 +26,7 @@ import torch
 
 from kernel.backends import registry
 from kernel.backends.base import Backend, Precision, ScaleChoice
-from kernel.checks import check_tensor
+from kernel.checks import check_tensor, check_topk
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
@@ -89,6 +89,10 @@ def _check_call(
     device = plan.tensors[0].device
     check_tensor("q", q, dtypes=QUERY_DTYPES, shape=shape, device=device)
     check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=device)
+    if header.num_score_blocks and not pages.shape[0]:
+        raise InvalidArgumentError(
+            "pages.shape[0]", 0, "the plan's requests have keys", "pass the pages that hold them"
+        )
     if q.dtype != torch.float8_e4m3fn:
         q = q.view(torch.float8_e4m3fn)
     return q.contiguous(), as_pages(pages), header
@@ -122,6 +126,7 @@ def _select_out(
     whole = Plan(numbers, list(plan))
     q, pages, _ = _check_call(q, pages, whole)
     _check_written("out", out, torch.int32, q, q.shape[0])
+    check_topk("out.shape[2]", out.shape[2])
     backend_of(backend, q.device).select_plan(whole, q, pages, out)
 
 
@@ -185,6 +190,9 @@ def _topk_out(
     device = scores.device
     check_tensor("num_blocks", num_blocks, dtypes=(torch.int32,), shape=(total_q,), device=device)
     check_tensor("out", out, dtypes=(torch.int32,), shape=(heads, total_q, None), device=device)
+    check_topk("out.shape[2]", out.shape[2])
+    if scores.shape[2] > 1 and scores.stride(2) != 1:
+        scores = scores.contiguous()
     # An extent past the row would be read out of bounds.
     extents = num_blocks.clamp(0, scores.shape[2])
     backend_of(backend, device).topk(scores, extents, out, "block" if by_block else "score")

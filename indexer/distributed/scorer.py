@@ -34,6 +34,7 @@ from kernel.batch import Request, causal_blocks
 from kernel.checks import check_finite, check_heads, check_tensor
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError, RankLostError, UnknownSequenceError
+from kernel.page import blocks_of
 
 # ---- How heads and context are divided among ranks ----
 
@@ -337,7 +338,11 @@ class DistributedIndexScorer(IndexScorer):
                     self._division.stripe(new.first_rank).tokens(old.length, new.length)
                     for old, new in zip(before, after)
                 ]
-                own = k if self.context_ranks == 1 else k[torch.cat([*held, held[0][:0]]).to(k.device)]
+                own = (
+                    k
+                    if self.context_ranks == 1
+                    else k[torch.cat([torch.zeros(0, dtype=torch.bool, device="cpu"), *held]).to(k.device)]
+                )
                 undo.enter_context(self._cache.appending(seqs, [int(one.sum()) for one in held], own))
             for one, new in zip(seqs, after):
                 self._striped[int(one)] = new
@@ -358,6 +363,7 @@ class DistributedIndexScorer(IndexScorer):
                 length = check_truncation(seq, length, striped.length)
                 statement.says(int(seq), length)
                 own = int(self._division.stripe(striped.first_rank).tokens(0, length).sum())
+                statement.freed_pages = self._cache.own_pages(seq, blocks_of(own))
                 undo.enter_context(self._cache.truncating(seq, own))
             self._striped[int(seq)] = _Striped(length, striped.first_rank)
 

@@ -33,6 +33,8 @@ class Backend(Protocol):
     """Queries up to which a request is decoded: scored by a kernel that reads its pages once and is bound by
     memory, where its heads' rows fit that kernel. 0 for a backend with one path. Either path gives the same
     bits."""
+    max_device_rows: int
+    """Rows, queries times heads, of a request whose lengths only the device knows."""
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise keys to NVFP4 and scatter them into pages.

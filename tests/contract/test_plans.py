@@ -257,6 +257,43 @@ def test_wrong_runs_are_refused() -> None:
         plan.score(call.q, call.pages, out=torch.zeros(1, 7, 23))
 
 
+def test_more_wrong_arguments_are_named() -> None:
+    """Queries without heads, no pages, no ids, a negative number of rows; a list that is none."""
+    call = random_call(STEP, 1, seed=28)
+    backend = registry.create("cpu")
+    plan = on_device_lengths(backend, call, call.total_q)
+    with pytest.raises(InvalidArgumentError, match=r"q\.shape = \(128,\)"):
+        plan.select(call.q[0, 0], call.pages)
+    with pytest.raises(InvalidArgumentError, match=r"pages\.shape\[0\] = 0"):
+        plan.select(call.q)  # the scorer's own cache, which has none
+    with pytest.raises(InvalidArgumentError, match=r"out\.shape\[2\] = 0"):
+        OPERATORS.topk(torch.zeros(1, 2, 3), torch.ones(2, dtype=torch.int32), 0, False, "cpu")
+    with pytest.raises(InvalidArgumentError, match="total_q = -1"):
+        on_device_lengths(backend, call, -1)
+    with pytest.raises(InvalidArgumentError, match="sequences = int"):
+        scorer_of(backend, 1).block_tables(5)  # type: ignore[arg-type]
+
+
+def test_topk_reads_scores_of_any_strides(backend: Backend) -> None:
+    scores = torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(6)).to(backend.device)
+    num_blocks = torch.full((5,), 20, dtype=torch.int32, device=backend.device)
+    found = OPERATORS.topk(scores[:, :, ::2], num_blocks, 4, False, backend.name)
+    expected = OPERATORS.topk(scores[:, :, ::2].contiguous(), num_blocks, 4, False, backend.name)
+    assert_same_bits(found.cpu(), expected.cpu())
+
+
+def test_a_request_of_more_queries_than_keys_has_no_first_rows(backend: Backend) -> None:
+    """Lengths of the device: scores -inf, sentinels too, and no ids."""
+    call = random_call([(3, 3), (2700, 1)], 1, seed=30).forcing(0, 1)
+    q, pages = tensors_of(backend, call)
+    call.seq_lens[0] = 1
+    plan = on_device_lengths(backend, call, call.total_q)
+    scores, ids = plan.score(q, pages).cpu(), plan.select(q, pages).cpu()
+    assert bool((scores[0, :2] == -torch.inf).all())
+    assert bool((ids[0, :2] == -1).all())
+    assert ids[0, 2].tolist() == [0, -1, -1, -1]
+
+
 def test_operators_pass_torch_s_own_checks(backend: Backend) -> None:
     """Schemas, mutation and fakes, of every operator."""
     call = random_call([(300, 2), (140, 1)], 1, seed=29)

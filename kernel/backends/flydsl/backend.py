@@ -84,6 +84,7 @@ class FlydslBackend(PlannedBackend):
     """
 
     max_decode_queries = 16
+    max_device_rows = geometry.MAX_ROWS
 
     def __init__(self, name: str, device: Device, precision: Precision) -> None:
         self.name = name

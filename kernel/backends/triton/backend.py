@@ -64,6 +64,7 @@ class TritonBackend(PlannedBackend):
 
     name = "triton"
     max_decode_queries = 16
+    max_device_rows = MAX_ROWS
 
     def __init__(self, device: torch.device, precision: Precision = "exact") -> None:
         self.device = device

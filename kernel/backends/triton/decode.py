@@ -122,7 +122,7 @@ def _decode_kernel(
         queries = _load_queries(q_ptr, query_start * H, num_rows, N, EXACT, PTX)
         least_position = seq_len - num_rows // H
         positions = least_position + row // H
-        num_blocks = positions // TOKENS + 1
+        num_blocks = tl.where(positions >= 0, positions // TOKENS + 1, 0)
         valid = row < num_rows
         token = clamped(tl.load(out_starts_ptr + r), total_q) + row // H
         out = scores_ptr + (row % H).to(tl.int64) * head_stride + token.to(tl.int64) * token_stride

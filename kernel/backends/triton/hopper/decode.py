@@ -365,7 +365,7 @@ def decode_kernel(
                 score = gl.convert_layout(score, FLUSH)
                 slot = gl.arange(0, 16, layout=gl.SliceLayout(1, FLUSH))
                 cells = block // 16 * 16 + slot
-                causal_blocks = (positions_out // TOKENS + 1)[None, :]
+                causal_blocks = gl.where(positions_out >= 0, positions_out // TOKENS + 1, 0)[None, :]
                 score = gl.where(
                     (cells < init_blocks)[:, None] & (cells[:, None] < causal_blocks), _INIT, score
                 )
