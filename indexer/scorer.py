@@ -37,6 +37,7 @@ from kernel.checks import (
     check_finite,
     check_forced_blocks,
     check_order,
+    check_ragged_tensors,
     check_scores_buffer,
     check_tensor,
     check_topk,
@@ -48,7 +49,7 @@ from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import as_pages, blocks_of
 from kernel.step import DeviceLengths, Lengths, Step
 
-KEY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KEY_DTYPES = operators.FLOAT_DTYPES
 _QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)
 
 _Arguments = ParamSpec("_Arguments")
@@ -648,11 +649,8 @@ def paged_lengths(
     Raises:
         InvalidArgumentError: naming the argument, its value, the limit and the remedy.
     """
-    device = pages.device
-    check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(None, None), device=device)
+    check_ragged_tensors(block_table, cu_seqlens_q, seq_lens, pages.device)
     batch = block_table.shape[0]
-    check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
-    check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
     if q.shape[0] > batch * MAX_SEQ_LEN:
         # More rows than any lengths can have: not to be read, they may be an expanded view.
         checked_requests(q.shape[0], pages, block_table, cu_seqlens_q, seq_lens)

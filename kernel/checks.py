@@ -152,6 +152,16 @@ def checked_batch(
     )
 
 
+def check_ragged_tensors(
+    block_table: torch.Tensor, cu_seqlens_q: torch.Tensor, seq_lens: torch.Tensor, device: torch.device
+) -> None:
+    """Refuse a block table, offsets or lengths of a wrong shape, dtype or device; values are not read."""
+    check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(None, None), device=device)
+    batch = block_table.shape[0]
+    check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
+    check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
+
+
 def checked_requests(
     total_q: int,
     pages: torch.Tensor,
@@ -171,11 +181,7 @@ def checked_requests(
     Raises:
         InvalidArgumentError: naming the argument, its value, the limit and the remedy.
     """
-    device = pages.device
-    check_tensor("block_table", block_table, dtypes=(torch.int32,), shape=(None, None), device=device)
-    batch = block_table.shape[0]
-    check_tensor("cu_seqlens_q", cu_seqlens_q, dtypes=(torch.int32,), shape=(batch + 1,), device=device)
-    check_tensor("seq_lens", seq_lens, dtypes=(torch.int32,), shape=(batch,), device=device)
+    check_ragged_tensors(block_table, cu_seqlens_q, seq_lens, pages.device)
     requests = _requests(cu_seqlens_q.tolist(), seq_lens.tolist(), total_q)
     _check_block_table(block_table, requests, num_pages=pages.shape[0])
     return requests
