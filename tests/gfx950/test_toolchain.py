@@ -195,6 +195,34 @@ def test_a_compiled_kernel_runs_without_a_compiler(
     printed_by("-c", LAUNCH, FLYDSL_RUNTIME_RUN_ONLY="1", FLYDSL_RUNTIME_CACHE_DIR=str(tmp_path))
 
 
+PRINTED = """
+import sys
+from kernel.backends.flydsl.toolchain import assembly
+from kernel.gfx950 import parse_program
+print([i.mnemonic for i in parse_program(assembly(sys.argv[1])).kernels[sys.argv[1]].instructions])
+"""
+LAUNCHED = f"""
+import sys
+from kernel.gfx950 import parse_program
+from kernel.gfx950.hip import code_object, simulated_device
+{LAUNCH}
+launch, = [one for one in simulated_device().launches if one.kernel == sys.argv[1]]
+loaded = code_object.parse(launch.image)
+code = loaded.kernels[launch.kernel]
+program = parse_program(code_object.listing(loaded, code), {{launch.kernel: code.metadata}})
+print([i.mnemonic for i in program.kernels[launch.kernel].instructions])
+"""
+
+
+@pytest.mark.nightly
+def test_the_assembly_is_what_is_launched() -> None:
+    """Read back from its text before the last pass, this kernel gets other instructions."""
+    name = "score_prefill_h4"
+    launched = printed_by("-c", LAUNCHED, name, FLYDSL_RUNTIME_ENABLE_CACHE="0")
+    assert launched.count("v_mfma") > 100
+    assert printed_by("-c", PRINTED, name) == launched
+
+
 def test_another_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLYDSL_GPU_ARCH", "gfx942")
     with pytest.raises(DeviceUnavailableError, match="FLYDSL_GPU_ARCH=gfx942"):

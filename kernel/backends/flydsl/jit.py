@@ -12,12 +12,14 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import flydsl.compiler as flyc
 import flydsl.expr as fx
+from flydsl._mlir.dialects.gpu import ObjectAttr
 from flydsl.compiler.diagnostics import DSLCompileError
 from flydsl.compiler.jit_function import MlirCompiler, _disk_cache_key
 
@@ -137,6 +139,37 @@ def compile_ahead(launch: Launch, name: str, objects: Path | None = None) -> str
             f"see that {objects.parent} and {tempfile.gettempdir()} have room, that ld and objcopy work",
         ) from error
     return name
+
+
+def assembly(launch: Launch, name: str) -> str:
+    """Compile to assembly text, with COMPILE_ONLY set and FlyDSL's cache off.
+
+    The last pass prints instructions instead of encoding them. FlyDSL's own dump would read the module back
+    from text before it, which gives LLVM's passes another order of uses, and so other instructions.
+
+    Raises:
+        CompileError: see :func:`compiled`.
+    """
+    texts: list[bytes] = []
+    with _one_at_a_time:
+        lower = MlirCompiler.compile
+
+        def printed(source: str, *, func_name: str, config: Any) -> Any:
+            *passes, encode = config.fragments
+            as_text = encode.replace("format=fatbin", "format=isa")
+            module = lower(source, func_name=func_name, config=replace(config, fragments=[*passes, as_text]))
+            for operation in module.body.operations:
+                if operation.operation.name == "gpu.binary":
+                    texts.extend(ObjectAttr(one).object for one in operation.attributes["objects"])
+            return module
+
+        MlirCompiler.compile = printed
+        try:
+            compile_ahead(launch, name)
+        finally:
+            MlirCompiler.compile = lower
+    (text,) = texts
+    return text.decode()
 
 
 def _keep(jit: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import io
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -336,47 +335,36 @@ def assembly(name: str) -> str:
         name: of :func:`kernel.backends.flydsl.geometry.kernel_names`.
 
     Returns:
-        The compiler's assembly text, which is the binary: assembled again it gives the same bytes.
+        The compiler's assembly text: the same passes as a code object's, printed instead of encoded.
 
     Raises:
         CompileError: LLVM refused a kernel.
-        DeviceUnavailableError: see :func:`prepare`; or there was no room for the text.
+        DeviceUnavailableError: see :func:`prepare`.
     """
-    compile_kernel = _compilers()[name]
-    with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "COMPILE_ONLY": "1",
-            RUN_ONLY: "0",
-            CACHE_ENABLE: "0",
-            "FLYDSL_DEBUG_DUMP_ASM": "1",
-            "FLYDSL_DUMP_DIR": folder,
-        }
-        with _environment(settings), redirect_stdout(io.StringIO()):  # FlyDSL prints where it dumps
-            compile_kernel()
-        texts = list(Path(folder).rglob("*.s"))  # FlyDSL ignores a failed write
-        if len(texts) != 1:
-            raise DeviceUnavailableError(
-                f"FlyDSL wrote no assembly of {name}", f"set TMPDIR to a folder with room, not {folder}"
-            )
-        return texts[0].read_text()
+    build = _builds()[name]
+    from kernel.backends.flydsl import jit
+
+    with _environment({"COMPILE_ONLY": "1", RUN_ONLY: "0", CACHE_ENABLE: "0"}):
+        return jit.assembly(build(), name)
 
 
 def _compiled(objects: Path | None, names: Iterable[str], settings: dict[str, str]) -> list[str]:
-    kernels, wanted = _compilers(objects), set(names)
+    builds, wanted = _builds(), set(names)
+    from kernel.backends.flydsl.jit import compile_ahead
+
     with _environment({"COMPILE_ONLY": "1", RUN_ONLY: "0"} | settings):
         if objects is None:
             check_cache_named()
         prepare_cache()
-        return [compile_kernel() for name, compile_kernel in kernels.items() if name in wanted]
+        return [compile_ahead(build(), name, objects) for name, build in builds.items() if name in wanted]
 
 
-def _compilers(objects: Path | None = None) -> dict[str, Callable[[], str]]:
-    """Functions that compile a kernel and return its name, by name."""
+def _builds() -> dict[str, Callable[[], Launch]]:
+    """FlyDSL's launcher of every kernel by name, not yet made."""
     prepare()
     from kernel.backends.flydsl import decode, insert, prefill, topk
-    from kernel.backends.flydsl.jit import compile_ahead
 
-    builds: dict[str, Callable[[], Launch]] = {
+    return {
         **{geometry.prefill_name(h): partial(prefill.build, h) for h in SUPPORTED_HEADS},
         **{
             geometry.decode_name(h, layout): partial(decode.build, h, layout)
@@ -386,11 +374,6 @@ def _compilers(objects: Path | None = None) -> dict[str, Callable[[], str]]:
         **{variant.name: partial(topk.build, variant) for variant in VARIANTS},
         **{geometry.insert_name(key_type): partial(insert.build, key_type) for key_type in KeyType},
     }
-
-    def compile_kernel(name: str, build: Callable[[], Launch]) -> str:
-        return compile_ahead(build(), name, objects)
-
-    return {name: partial(compile_kernel, name, build) for name, build in builds.items()}
 
 
 @contextmanager

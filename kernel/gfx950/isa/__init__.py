@@ -24,6 +24,9 @@ def lookup(mnemonic: str) -> Row:
 
 def row_of(instruction: Instruction) -> Row:
     """As ``lookup``; the error names the instruction's line."""
+    row = INSTRUCTIONS.get(instruction.mnemonic)
+    if row is not None:  # asked hundreds of thousands of times of a kernel
+        return row
     try:
         return lookup(instruction.mnemonic)
     except UnsupportedInstructionError as error:
