@@ -106,6 +106,15 @@ def check_tensor(
         )
 
 
+def check_slots(slots: torch.Tensor, num_pages: int) -> None:
+    """Refuse a slot past the pages, where slots are on the host; negative ones are skipped."""
+    limit = num_pages * BLOCK_TOKENS
+    if slots.numel() and int(slots.max()) >= limit:
+        raise InvalidArgumentError(
+            "slots", int(slots.max()), f"must be below {limit}", "use pages of this cache"
+        )
+
+
 def checked_batch(
     q: torch.Tensor,
     pages: torch.Tensor,

@@ -10,24 +10,24 @@ import torch
 
 import server.app
 from kernel.backends.cpu.backend import CpuBackend
-from kernel.batch import ScoreBatch
+from kernel.step import Plan
 from server.serve import main
 
 SLOW_QUERIES = 77
 SLOW_SECONDS = float(os.environ.get("SLOW_SERVER_SECONDS", "1.5"))
-_right = CpuBackend.score
+_right = CpuBackend.score_plan
 
 
-def _slow(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
-    if batch.q.shape[0] == SLOW_QUERIES:
+def _slow(self: CpuBackend, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
+    if q.shape[0] == SLOW_QUERIES:
         matrix = torch.zeros(256, 256)
         end = time.monotonic() + SLOW_SECONDS
         while time.monotonic() < end:
             torch.mm(matrix, matrix)
-    _right(self, batch, scores)
+    _right(self, plan, q, pages, scores)
 
 
 if __name__ == "__main__":
-    CpuBackend.score = _slow  # type: ignore[method-assign]
+    CpuBackend.score_plan = _slow  # type: ignore[method-assign]
     server.app._LAST_CALL_SECONDS = 0.5
     sys.exit(main())

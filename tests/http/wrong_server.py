@@ -7,17 +7,17 @@ import sys
 import torch
 
 from kernel.backends.cpu.backend import CpuBackend
-from kernel.batch import ScoreBatch
+from kernel.step import Plan
 from server.serve import main
 
-_right = CpuBackend.score
+_right = CpuBackend.score_plan
 
 
-def _wrong(self: CpuBackend, batch: ScoreBatch, scores: torch.Tensor) -> None:
-    _right(self, batch, scores)
+def _wrong(self: CpuBackend, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
+    _right(self, plan, q, pages, scores)
     scores[:, 0, 0] += 0.25
 
 
 if __name__ == "__main__":
-    CpuBackend.score = _wrong  # type: ignore[method-assign]
+    CpuBackend.score_plan = _wrong  # type: ignore[method-assign]
     sys.exit(main())

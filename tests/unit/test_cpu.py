@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +19,12 @@ from kernel.backends import cpu
 from kernel.backends.base import Order, Precision
 from kernel.backends.cpu import CpuBackend, topk
 from kernel.backends.cpu import backend as cpu_module
+from kernel.backends.cpu.plan import Layout
 from kernel.checks import checked_batch
 from kernel.contract import PAGE_BYTES
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
+from kernel.step import Lengths, Step
 from tests.support.calls import Call, cumulative, random_call, strided_pages
 from tests.support.compare import (
     assert_same_bits,
@@ -236,6 +239,63 @@ def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyP
     scores_of(CpuBackend(), call)
     visible = int(call.batch().num_blocks_per_query().sum()) * 128 * 4
     assert multiplied == visible
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of torch by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_short_requests_share_all_operations_but_their_products() -> None:
+    """Of 30 requests instead of 2, of which all blocks fit one group: 28 products and their views more."""
+    backend, counts = CpuBackend(), []
+    for requests in (2, 30):
+        call = random_call([(100, 3)] * requests)
+        q, pages = call.q, call.pages
+        plan = backend.plan(Step.of(call.forcing(1, 1).batch()))
+        with Operations() as operations:
+            backend.select_plan(plan, q, pages, torch.empty(4, 3 * requests, 16, dtype=torch.int32))
+            backend.score_plan(plan, q, pages, torch.empty(4, 3 * requests, 2))
+        counts.append(operations.counts)
+    more = counts[1] - counts[0]
+    assert more.pop("aten.mm.out") == 2 * 28
+    assert set(more) == {"aten.slice.Tensor", "aten.view.default"}
+
+
+def test_requests_of_one_tile_and_longer_ones_in_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several widths, too wide, padded too much, too long for a tile batch: all rows in their places."""
+    monkeypatch.setattr("kernel.backends.cpu.plan.TILE_BATCH_CELLS", 1 << 14)
+    lengths = [
+        (600, 520),
+        (300, 3),
+        (300, 128),
+        (4300, 80),
+        (129, 1),
+        (4500, 120),
+        (40, 8),
+        (0, 0),
+        (260, 33),
+    ]
+    call = random_call(lengths, 4, values="inexact").forcing(1, 1)
+    layout = Layout.of(Lengths.of(call.batch().requests), 4, call.block_table.shape[1], cpu_module.ROW_WIDTHS)
+    assert sorted(tiles.width for tiles in layout.tile_batches(4)) == [16, 32, 256, 512]
+    assert [request.table_row for request in layout.requests()] == [0, 3, 5]
+    backend = CpuBackend()
+    together, ids = scores_of(backend, call), selection_of(backend, call, 16)
+    for row, (_, query_len) in enumerate(lengths):
+        start = int(call.cu_seqlens_q[row])
+        for place in {0, query_len // 2, query_len - 1} if query_len else ():
+            alone = one_request(call, row, place, place + 1)
+            scores, rows = scores_of(backend, alone), slice(start + place, start + place + 1)
+            assert_same_bits(scores, together[:, rows, : scores.shape[2]])
+            assert_same_bits(selection_of(backend, alone, 16), ids[:, rows])
 
 
 def test_page_offsets_past_32_bits() -> None:

@@ -1,8 +1,10 @@
 """The cpu backend: blocked float32 torch, a bounded part of a call at a time.
 
-    chunk      consecutive query tokens of a request, at most ``CHUNK_ROWS`` rows (token, head)
-    part       a chunk and a group of at most 32 blocks, whose keys are dequantised once
-    tile       rows of a chunk that are multiplied together: ``keys @ queries^T``
+    tile         rows (token, head) that are multiplied together: ``keys @ queries^T``
+    tile batch   short requests, each of one tile, all of one width: a product for each, everything else for
+                 all of them at once. Laid out when a step is planned
+    chunk        consecutive query tokens of a longer request, at most ``CHUNK_ROWS`` rows
+    part         a chunk and a group of at most 32 blocks, whose keys are dequantised once
 
 Products have tokens down and rows across, so that the maximum over a block's tokens runs over whole vectors.
 Blocks that no row of a tile sees are left out.
@@ -18,19 +20,20 @@ matters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kernel.backends.base import Order, PlannedBackend, Precision, ScaleChoice
-from kernel.backends.cpu.topk import RunningTopk, select_topk
-from kernel.batch import INIT_SCORE, LOCAL_SCORE, ScoreBatch
+from kernel.backends.cpu.plan import Layout, TileBatch
+from kernel.backends.cpu.topk import RunningTopk, best, pack, select_topk, unpack
+from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
+from kernel.checks import check_slots
 from kernel.contract import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM
-from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import E4M3_NAN, build_lut, dequantize, quantize_keys
 from kernel.page import blocks_of, codes_of, scales_of
-from kernel.step import Plan, Step, host_plan, planned_batch
+from kernel.step import DeviceLengths, Plan, Step, clamped_lengths
 
 CHUNK_ROWS = 4096
 """Most rows of a chunk: a group's keys are dequantised once for all of them."""
@@ -61,15 +64,13 @@ class CpuBackend(PlannedBackend):
         self.precision: Precision = precision
         self._tiles = RowTiles()
         self._pair_table = build_pair_table(self._tiles.dtype)
+        every_byte = torch.arange(256, dtype=torch.uint8, device="cpu")
+        self._query_table = every_byte.view(torch.float8_e4m3fn).to(self._tiles.dtype)
         self._lut = build_lut(self.device)
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.insert`."""
-        limit = pages.shape[0] * BLOCK_TOKENS
-        if slots.numel() and int(slots.max()) >= limit:
-            raise InvalidArgumentError(
-                "slots", int(slots.max()), f"must be below {limit}", "use pages of this cache"
-            )
+        check_slots(slots, pages.shape[0])
         kept = slots >= 0
         if not bool(kept.all()):
             keys, slots = keys[kept], slots[kept]
@@ -78,27 +79,39 @@ class CpuBackend(PlannedBackend):
         codes_of(pages)[page_ids, tokens] = codes
         scales_of(pages)[page_ids, tokens] = scales
 
+    # ---- Plans ----
+    #
+    # numbers: those of the layout
+    # tensors: block table, nb of every token, the places of each tile batch; of lengths on the device the
+    #          lengths alone, which are laid out when the plan runs
+
     def plan(self, step: Step) -> Plan:
         """See :meth:`kernel.backends.base.Backend.plan`."""
-        return host_plan(step)
+        lengths = step.lengths
+        if isinstance(lengths, DeviceLengths):
+            return Plan.of(step, (), (lengths.cu_seqlens_q, lengths.seq_lens))
+        num_blocks = torch.from_numpy(lengths.blocks_per_query(step.total_q))
+        layout = Layout.of(lengths, step.num_heads, step.block_table.shape[1], self._tiles.widths)
+        return Plan.of(step, layout.numbers, (num_blocks, *layout.places))
+
+    def _layout(self, plan: Plan) -> Layout:
+        header, tensors = plan.header, plan.tensors
+        if not header.max_query_len:
+            return Layout(plan.own_numbers, tensors[2:])
+        lengths = clamped_lengths(header, tensors[1].numpy(), tensors[2].numpy())
+        return Layout.of(lengths, header.num_heads, tensors[0].shape[1], self._tiles.widths)
 
     def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_plan`."""
-        header, batch = planned_batch(plan, q, pages, self._lut)
-        if header.max_query_len:
+        if plan.header.max_query_len:
             scores.fill_(-torch.inf)
-        self.score(batch, scores)
-
-    def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.select_plan`."""
-        header, batch = planned_batch(plan, q, pages, self._lut)
-        if header.max_query_len:
-            block_ids.fill_(-1)
-        self.select(batch, block_ids, "block" if header.by_block else "score")
-
-    def score(self, batch: ScoreBatch, scores: torch.Tensor) -> None:
-        """See :meth:`kernel.backends.base.Backend.score`."""
-        for chunk in self._chunks(batch):
+        layout = self._layout(plan)
+        for tiles in layout.tile_batches(plan.header.num_heads):
+            found = self._tile_batch_scores(plan, tiles, q, pages)
+            by_head = found.view(-1, plan.header.num_heads, tiles.num_blocks).transpose(0, 1)
+            scores[:, :, : tiles.num_blocks].index_copy_(1, tiles.tokens, by_head)
+            scores[:, :, tiles.num_blocks :].index_fill_(1, tiles.tokens, -torch.inf)
+        for chunk in self._chunks(plan, layout.requests(), q, pages):
             rows = scores[:, chunk.tokens]
             end = 0
             for part in chunk.parts:
@@ -106,23 +119,91 @@ class CpuBackend(PlannedBackend):
                 rows[:, :, part.first_block : end] = part.scores.permute(2, 1, 0)
             rows[:, :, end:] = -torch.inf
 
+    def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
+        """See :meth:`kernel.backends.base.Backend.select_plan`."""
+        if plan.header.max_query_len:
+            block_ids.fill_(-1)
+        heads, _, k = block_ids.shape
+        order: Order = "block" if plan.header.by_block else "score"
+        layout = self._layout(plan)
+        for tiles in layout.tile_batches(heads):
+            packed = pack(self._tile_batch_scores(plan, tiles, q, pages), 0, tiles.row_blocks)
+            found = unpack(best(packed, k), order)
+            block_ids.index_copy_(1, tiles.tokens, found.view(-1, heads, k).transpose(0, 1))
+        for chunk in self._chunks(plan, layout.requests(), q, pages):
+            running = RunningTopk(chunk.num_blocks.repeat_interleave(heads), k)
+            for part in chunk.parts:
+                running.add(part.scores.flatten(1))
+            block_ids[:, chunk.tokens] = running.block_ids(order).view(-1, heads, k).transpose(0, 1)
+
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
     ) -> None:
         """See :meth:`kernel.backends.base.Backend.topk`."""
         select_topk(scores, num_blocks, block_ids, order)
 
-    def select(self, batch: ScoreBatch, block_ids: torch.Tensor, order: Order) -> None:
-        """See :meth:`kernel.backends.base.Backend.select`."""
-        heads, _, k = block_ids.shape
-        for chunk in self._chunks(batch):
-            running = RunningTopk(chunk.num_blocks.repeat_interleave(heads), k)
-            for part in chunk.parts:
-                running.add(part.scores.flatten(1))
-            block_ids[:, chunk.tokens] = running.block_ids(order).view(-1, heads, k).transpose(0, 1)
+    # ---- Tile batches ----
 
-    def _chunks(self, batch: ScoreBatch) -> Iterator[Chunk]:
-        """Yields every query token of the batch's requests, in chunks."""
+    def _tile_batch_scores(
+        self, plan: Plan, tiles: TileBatch, q: torch.Tensor, pages: torch.Tensor
+    ) -> torch.Tensor:
+        """``[rows, S]`` float32, the rows of ``tiles.tokens``: sentinels in, -inf at and past ``nb``."""
+        width, total = tiles.width, tiles.first_blocks[-1]
+        queries = self._tile_queries(q, tiles)
+        cells = plan.tensors[0].view(-1).index_select(0, tiles.table_cells)
+        page_ids = cells.clamp_(0, pages.shape[0] - 1)
+        group = min(group_blocks(width), total)
+        reader = KeyReader(self._pair_table, group)
+        product = torch.empty((group, BLOCK_TOKENS, width), dtype=self._tiles.dtype, device="cpu")
+        scores = torch.full(
+            (len(queries) * tiles.num_blocks, width), -torch.inf, dtype=torch.float32, device="cpu"
+        )
+        tokens = torch.arange(BLOCK_TOKENS, dtype=torch.int64, device="cpu")[:, None]
+        diagonal, request = tiles.diagonal.numpy(), 0
+        for first in range(0, total, group):
+            stop = min(first + group, total)
+            keys = reader.read(pages, page_ids[first:stop]).view(-1, BLOCK_TOKENS, HEAD_DIM)
+            start = first
+            while start < stop:
+                last = tiles.first_blocks[request + 1]
+                blocks = slice(start - first, min(last, stop) - first)
+                out = product[blocks].view(-1, width)
+                torch.mm(keys[blocks].view(-1, HEAD_DIM), queries[request], out=out)
+                start = first + blocks.stop
+                request += start == last
+            maxima = product[: stop - first].amax(1)
+            begin, end = diagonal.searchsorted((first, stop)).tolist()
+            if begin < end:
+                places = tiles.diagonal[begin:end] - first
+                masked = product.index_select(0, places)
+                masked.masked_fill_(tokens > tiles.limits[begin:end, None], -torch.inf)
+                maxima.index_copy_(0, places, masked.amax(1))
+            scores.index_copy_(0, tiles.score_rows[first:stop], maxima.float())
+        by_row = scores.view(-1, tiles.num_blocks, width).transpose(1, 2).reshape(-1, tiles.num_blocks)
+        found = by_row.index_select(0, tiles.kept_rows)
+        _force(found.t(), 0, tiles.row_blocks, plan.header.init_blocks, plan.header.local_blocks)
+        return found
+
+    def _tile_queries(self, q: torch.Tensor, tiles: TileBatch) -> tuple[torch.Tensor, ...]:
+        """The queries of each request, ``[128, width]`` of the tiles' dtype."""
+        encoded = q.view(torch.uint8).view(-1, HEAD_DIM).index_select(0, tiles.query_rows)
+        shape = (len(tiles.first_blocks) - 1, HEAD_DIM, tiles.width)
+        indices = torch.empty(shape, dtype=torch.int64, device="cpu")
+        indices.copy_(encoded.view(-1, tiles.width, HEAD_DIM).transpose(1, 2))
+        return self._query_table.index_select(0, indices.view(-1)).view(shape).unbind()
+
+    # ---- Longer requests ----
+
+    def _chunks(
+        self, plan: Plan, requests: Sequence[Request], q: torch.Tensor, pages: torch.Tensor
+    ) -> Iterator[Chunk]:
+        """Yields every query token of the requests, in chunks."""
+        if not requests:
+            return
+        header = plan.header
+        table = plan.tensors[0].clamp(0, pages.shape[0] - 1)
+        forced = header.init_blocks, header.local_blocks
+        batch = ScoreBatch(q, pages, table, self._lut, tuple(requests), *forced)
         reader = KeyReader(self._pair_table, min(MAX_GROUP_BLOCKS, batch.num_score_blocks))
         tile_maxima = TileMaxima(self._tiles.dtype)
         chunk_tokens = CHUNK_ROWS // batch.num_heads
@@ -152,6 +233,7 @@ class CpuBackend(PlannedBackend):
     ) -> Iterator[ScorePart]:
         queries = batch.q[tokens].flatten(0, 1)
         tiles = self._tiles.split(queries, first_position, batch.num_heads)
+        row_blocks = num_blocks.repeat_interleave(batch.num_heads)
         last_block = blocks_of(first_position + num_blocks.shape[0])
         group = group_blocks(max(tile.queries.shape[1] for tile in tiles))
         for first in range(0, last_block, group):
@@ -165,9 +247,8 @@ class CpuBackend(PlannedBackend):
                 if seen > 0:
                     seen_keys = keys[: seen * BLOCK_TOKENS]
                     tile_maxima.write(tile, seen_keys, first * BLOCK_TOKENS, out=scores[:seen, tile.rows])
-            by_head = scores.view(stop - first, -1, batch.num_heads)
-            _force(by_head, first, num_blocks, batch.init_blocks, batch.local_blocks)
-            yield ScorePart(first, by_head)
+            _force(scores, first, row_blocks, batch.init_blocks, batch.local_blocks)
+            yield ScorePart(first, scores.view(stop - first, -1, batch.num_heads))
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,15 +272,17 @@ class Chunk:
     """Block 0 first, up to the last block that a token sees. To be consumed before the next chunk."""
 
 
-def _force(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor, init: int, local: int) -> None:
-    """Write the sentinels into ``[blocks, tokens, H]``; the local value wins over the init value."""
+def _force(scores: torch.Tensor, first_block: int, row_blocks: torch.Tensor, init: int, local: int) -> None:
+    """Write the sentinels into ``[blocks, rows]``; the local value wins over the init value."""
     stop = first_block + scores.shape[0]
-    if first_block >= init and stop <= int(num_blocks[0]) - local:
+    if first_block >= init and (not local or stop <= int(row_blocks.min()) - local):
         return
     blocks = torch.arange(first_block, stop, dtype=torch.int64, device="cpu")[:, None]
-    causal = blocks < num_blocks
-    scores.masked_fill_((causal & (blocks < init))[..., None], INIT_SCORE)
-    scores.masked_fill_((causal & (blocks >= num_blocks - local))[..., None], LOCAL_SCORE)
+    causal = blocks < row_blocks
+    if first_block < init:
+        scores.masked_fill_(causal & (blocks < init), INIT_SCORE)
+    if local:
+        scores.masked_fill_(causal & (blocks >= row_blocks - local), LOCAL_SCORE)
 
 
 # ---- Keys of pages as floats: one gather by table for each code byte, two values at a time ----

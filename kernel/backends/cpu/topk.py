@@ -40,7 +40,8 @@ def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> to
 def pack_blocks(scores: torch.Tensor, ids: torch.Tensor, num_blocks: torch.Tensor) -> torch.Tensor:
     """As :func:`pack`, of the blocks that ``ids`` (``[blocks]`` or ``[rows, blocks]`` int64) names."""
     # + 0.0 turns -0.0 into +0.0.
-    bits = (scores + 0.0).masked_fill_(scores.isnan(), -torch.inf).view(torch.int32)
+    numbers = scores.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    bits = numbers.add_(0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     keys = (ordered.long() << 32) | (_MAX_ID - ids)
     return keys.masked_fill_(ids >= num_blocks[:, None], ABSENT)
@@ -48,7 +49,7 @@ def pack_blocks(scores: torch.Tensor, ids: torch.Tensor, num_blocks: torch.Tenso
 
 def unpack(keys: torch.Tensor, order: Order) -> torch.Tensor:
     """Block ids of packed keys sorted descending: ``[rows, k]`` int32, -1 for ``ABSENT``."""
-    ids = (_MAX_ID - (keys & _MAX_ID)).masked_fill_(keys == ABSENT, _MAX_ID)
+    ids = _MAX_ID - (keys & _MAX_ID)  # of ABSENT, whose low bits are 0, the greatest
     if order == "block":
         ids = ids.sort(dim=-1).values
     return ids.masked_fill_(ids == _MAX_ID, -1).to(torch.int32)

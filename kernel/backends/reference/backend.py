@@ -18,6 +18,7 @@ from kernel.backends.reference.quantizer import (
     write_token,
 )
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
+from kernel.checks import check_slots
 from kernel.contract import BLOCK_TOKENS
 from kernel.step import Plan, Step, host_plan, planned_batch
 
@@ -147,6 +148,7 @@ class ReferenceBackend(PlannedBackend):
 
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise keys to NVFP4 and scatter them into pages."""
+        check_slots(slots, pages.shape[0])
         codes, scale_bytes = quantize_keys(float_values(keys), self._scale_choice)
         page_bytes = pages.numpy()
         for key, slot in enumerate(slots.tolist()):
