@@ -76,15 +76,6 @@ class ScoreBatch:
         """Returns the same call with only some of its requests."""
         return replace(self, requests=tuple(requests))
 
-    def split_by_length(self, max_queries: int) -> tuple[ScoreBatch, ScoreBatch]:
-        """Splits the requests by length: those of 1 to ``max_queries`` queries, and those of more.
-
-        Requests without queries have no rows to score and are in neither.
-        """
-        short = (request for request in self.requests if 0 < request.query_len <= max_queries)
-        long = (request for request in self.requests if request.query_len > max_queries)
-        return self.subset(short), self.subset(long)
-
     def num_blocks_per_query(self) -> torch.Tensor:
         """``nb`` of every query token: ``[total_q]`` int32 on the host, ``pos // 128 + 1``."""
         return causal_blocks(self.requests, self.total_q)

@@ -58,6 +58,8 @@ _GROUPS_PER_DIE = 2
 _INT32 = 2**31
 _BEYOND = 1024
 """Upper bound of the rows or blocks that a kernel counts past the last one, in a tile or a group."""
+MOST_SCORE_BLOCKS = _INT32 - _BEYOND - 1
+"""Columns of the widest score buffer."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class WorkItem:
         first_block: first block of the segment, a multiple of ``STORE_BLOCKS`` (``MAXIMA_BLOCKS`` with
             maxima).
         end_block: the block after the segment's last.
-        fill_end: the item writes ``-inf`` from ``end_block`` to here; past ``end_block`` in the last segment
-            of a tile only, where it is the number of score columns.
+        fill_end: the item writes ``-inf`` from ``end_block`` to here, within the score columns of its launch;
+            past ``end_block`` in the last segment of a tile only.
     """
 
     table_offset: int
@@ -115,7 +117,8 @@ def plan_prefill(
         requests: the requests to score; those without queries give no items.
         num_heads: index heads, H.
         table_stride: columns of the block table.
-        score_blocks: columns of the score buffer, ``S``: cells up to it are scored or filled with ``-inf``.
+        score_blocks: columns of the score buffer, ``S``: cells up to it are scored or filled with ``-inf``;
+            ``MOST_SCORE_BLOCKS`` for buffers of any width.
         slots: workgroups that run at once, two for each compute unit.
         alignment: blocks that a segment's start is a multiple of, itself one of ``STORE_BLOCKS``.
         xcds: dies that the grid is dealt to in turn.
@@ -420,7 +423,7 @@ def _check(
         raise InvalidArgumentError(
             "total_q * H", tokens * num_heads, f"must be below {_INT32 - _BEYOND}", "split the batch"
         )
-    if score_blocks + _BEYOND >= _INT32:
+    if score_blocks > MOST_SCORE_BLOCKS:
         raise InvalidArgumentError(
             "scores.shape[2]",
             score_blocks,

@@ -36,12 +36,14 @@ from kernel.backends.flydsl.launch import (
     InsertLauncher,
     PrefillLauncher,
     TopkLauncher,
+    request_fields,
 )
 from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, CODE_BYTES, HEAD_DIM, PAGE_BYTES, SCALE_BYTES
 from kernel.nvfp4 import build_lut
 from kernel.page import blocks_of
 from kernel.plan import MAXIMA_BLOCKS
+from kernel.step import Lengths
 
 HEADS = 4
 """Index heads of MiniMax-M3."""
@@ -145,8 +147,13 @@ def _prefill(setting: Setting, timer: LaunchTimer, heads: int, keys: int, what: 
         return timer.measure(lambda: select(batch, ids, "score"), num_bytes=num_bytes, flop=_flop(batch))
     scores, maxima = score_buffers(batch, with_maxima=what == "scores and maxima")
     launcher = PrefillLauncher(device)
+    lengths, columns = Lengths.of(batch.requests), batch.block_table.shape[1]
+    items = launcher.work(lengths, heads, columns, grouped=maxima is not None)
+    work = torch.from_numpy(items).to(device.torch_device)
     num_bytes += _score_bytes(scores, maxima)
-    return timer.measure(lambda: launcher(batch, scores, maxima), num_bytes=num_bytes, flop=_flop(batch))
+    return timer.measure(
+        lambda: launcher.launch(batch, work, scores, maxima), num_bytes=num_bytes, flop=_flop(batch)
+    )
 
 
 def _decode(
@@ -156,14 +163,15 @@ def _decode(
     device = setting.device()
     batch = batch_of(device.torch_device, num_requests, queries, keys, HEADS)
     scores, maxima = score_buffers(batch, with_maxima=with_maxima)
-    requests = DeviceRequests.of(batch.requests, device.torch_device)
+    fields = torch.from_numpy(request_fields(Lengths.of(batch.requests)))
+    requests = DeviceRequests.of(fields.to(device.torch_device))
     launcher = DecodeLauncher(device, layout)
-    fields = timer.measure(
+    measured = timer.measure(
         lambda: launcher.launch(batch, requests, scores, maxima, fill=False),
         num_bytes=batch.pages.numel() + batch.q.numel() + _score_bytes(scores, maxima),
         flop=_flop(batch),
     )
-    return {"layout": layout, **fields}
+    return {"layout": layout, **measured}
 
 
 def _faster(setting: Setting, steps: list[StepTimes] | None) -> Item:

@@ -129,6 +129,19 @@ def test_values_of_the_device_may_change_until_a_run(backend: Backend) -> None:
         assert bool((found[:, call.total_q :] == -1).all())
 
 
+def test_page_ids_outside_the_cache_are_the_nearest_inside(backend: Backend) -> None:
+    """In prefill and decode: a plan does not read the block table."""
+    call = random_call(LENGTHS, 1, seed=23)
+    q, pages = tensors_of(backend, call)
+    num_pages, table = call.pages.shape[0], call.block_table.reshape(-1).clone()
+    outside = torch.tensor([2**31 - 1, -(2**31), -1, num_pages], dtype=torch.int32)
+    table[::3] = outside.repeat(table.numel())[: table[::3].numel()]
+    table = table.view_as(call.block_table)
+    inside = replace(call, block_table=table.clamp(0, num_pages - 1))
+    plan = on_host_lengths(backend, replace(call, block_table=table))
+    assert_same_bits(plan.select(q, pages).cpu(), selection_of(backend, inside, 4))
+
+
 def test_a_query_of_nan_counts_as_minus_infinity(backend: Backend) -> None:
     """Its blocks tie, so the lowest ids are selected; rows beside it are as they were."""
     call = random_call([(2700, 20), (1155, 2)], 1, seed=25)
@@ -347,7 +360,7 @@ class Guarded:
 
 
 def expected_of(
-    call: Call, max_query_len: int, num_blocks: int, zero_page: bool
+    call: Call, max_query_len: int, num_blocks: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The oracle's scores and ids of what a run makes of a call's values, and the rows that they are of.
 
@@ -355,7 +368,6 @@ def expected_of(
         call: anything.
         max_query_len: of the plan.
         num_blocks: ``S`` of the plan.
-        zero_page: whether page ids outside the cache are read as a page of zeros, not as the nearest inside.
 
     Returns:
         ``[H, total_q, S]``, ``[H, total_q, 4]`` and ``[total_q]`` bool, False where requests share a row.
@@ -373,13 +385,10 @@ def expected_of(
     own = {token: found[0] for token, found in owners.items() if len(found) == 1}
     num_pages = call.pages.shape[0]
     table = call.block_table[[request for request, _ in own.values()]]
-    inside = (table >= 0) & (table < num_pages)
-    table = torch.where(inside, table, num_pages) if zero_page else table.clamp(0, num_pages - 1)
     single = replace(
         call,
         q=call.q.view(torch.uint8)[list(own)].view(call.q.dtype),
-        pages=torch.cat((call.pages, torch.zeros(1, 9216, dtype=torch.uint8))),
-        block_table=table.to(torch.int32),
+        block_table=table.clamp(0, num_pages - 1),
         cu_seqlens_q=torch.arange(len(own) + 1, dtype=torch.int32),
         seq_lens=torch.tensor([position + 1 for _, position in own.values()], dtype=torch.int32),
     )
@@ -410,8 +419,6 @@ def test_values_that_nobody_checked_stay_inside_and_have_a_result(
     """Guards stay as they are, rows of one request are the oracle's, others hold ids of blocks."""
     random, simulated = np.random.default_rng(heads), backend.name == "flydsl-sim"
     on_host = lengths == "on the host"
-    # flydsl: a kernel reads illegal page ids as a page of zeros; some launches are given clamped ones.
-    zero_pages = ([False, True] if on_host else [True]) if backend.name.startswith("flydsl") else [False]
     for case in range(1 if simulated or on_host else 2):
         shape = LENGTHS if on_host and not simulated else STEP
         call = random_call(shape, heads, seed=40 + case, page_stride=9232).forcing(case, case)
@@ -432,10 +439,7 @@ def test_values_that_nobody_checked_stay_inside_and_have_a_result(
         written_ids = guarded.written(torch.full((call.total_q, heads, 4), -9, dtype=torch.int32))
         found = plan.select(q, pages, out=written_ids.transpose(0, 1)).cpu()
         guarded.check()
-        for zero_page in zero_pages:
-            scores, ids, known = expected_of(call, most, plan.num_score_blocks, zero_page)
-            if torch.equal(found[:, known], ids[:, known]):
-                break
+        scores, ids, known = expected_of(call, most, plan.num_score_blocks)
         assert_same_bits(found[:, known], ids[:, known])
         assert int(found.min()) >= -1
         assert int(found.max()) < plan.num_score_blocks

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from kernel.backends.flydsl.geometry import Layout
-from kernel.backends.flydsl.launch import DecodeLauncher, PrefillLauncher
+from kernel.backends.flydsl.launch import DecodeLauncher, DeviceRequests, PrefillLauncher, request_fields
+from kernel.batch import ScoreBatch
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import Schedule
 from kernel.gfx950.hip import SimulatedDevice, simulated_device
 from kernel.plan import MAXIMA_BLOCKS
+from kernel.step import Lengths
 from tests.support.calls import Call
 from tests.support.compare import assert_same_bits, oracle_scores
 
@@ -64,8 +66,15 @@ def scored(
     scores = torch.full((call.num_heads, call.total_q, width), POISON)
     groups = torch.full((*scores.shape[:2], -(-width // MAXIMA_BLOCKS)), POISON) if maxima else None
     with device_with(compute_units, schedule):
-        launcher()(batch, scores, groups)
+        prefill(batch, scores, groups)
     return scores, groups
+
+
+def prefill(batch: ScoreBatch, scores: torch.Tensor, maxima: torch.Tensor | None = None) -> None:
+    """Score a batch with the prefill scorer alone."""
+    lengths, columns = Lengths.of(batch.requests), batch.block_table.shape[1]
+    items = launcher().work(lengths, batch.num_heads, columns, grouped=maxima is not None)
+    launcher().launch(batch, torch.from_numpy(items), scores, maxima)
 
 
 def group_maxima(scores: torch.Tensor) -> torch.Tensor:
@@ -106,8 +115,23 @@ def decoded(
     scores = torch.full((call.num_heads, call.total_q, width), POISON)
     groups = torch.full((*scores.shape[:2], -(-width // MAXIMA_BLOCKS)), POISON) if maxima else None
     with device_with(compute_units, schedule):
-        decode_launcher(layout)(batch, scores, groups, fill=fill)
+        decode(batch, scores, groups, fill=fill, launcher=decode_launcher(layout))
     return scores, groups
+
+
+def decode(
+    batch: ScoreBatch,
+    scores: torch.Tensor,
+    maxima: torch.Tensor | None = None,
+    *,
+    fill: bool = True,
+    launcher: DecodeLauncher | None = None,
+) -> None:
+    """Score a batch with the decode scorer alone."""
+    lengths = Lengths.of(batch.requests)
+    fields = torch.from_numpy(request_fields(lengths[lengths.query_lens > 0]))
+    launcher = launcher or decode_launcher()
+    launcher.launch(batch, DeviceRequests.of(fields), scores, maxima, fill=fill)
 
 
 def assert_exact(

@@ -22,6 +22,7 @@ from tests.gfx950.scorers import (
     HEADS,
     POISON,
     assert_exact,
+    decode,
     decode_launcher,
     decoded,
     device_with,
@@ -123,7 +124,7 @@ def test_only_the_rows_of_the_requests_are_written() -> None:
     batch = call.batch()
     storage = torch.full((10, 4, 7), POISON)
     with device_with(2):
-        decode_launcher()(batch.subset(batch.requests[1::2]), storage.permute(1, 0, 2)[:, :, 1:6])
+        decode(batch.subset(batch.requests[1::2]), storage.permute(1, 0, 2)[:, :, 1:6])
     expected = oracle_scores(call, 5)
     rows = [2, 3, 4, 5, 6, 7, 8]
     assert_same_bits(storage[rows, :, 1:6].permute(1, 0, 2), expected[:, rows])
@@ -168,7 +169,7 @@ def test_score_offsets_beyond_4_gib() -> None:
     call = random_call([(300, 4), (200, 3)], 4, seed=14)
     scores = sparse_scores((4, 33_000, 8192), CPU)[:, -7:]
     with device_with():
-        decode_launcher()(call.batch(), scores[:, :, :3])
+        decode(call.batch(), scores[:, :, :3])
     assert_same_bits(scores[:, :, :3], oracle_scores(call))
 
 
@@ -228,6 +229,28 @@ def test_steps_of_any_lengths_are_one_launch(heads: int) -> None:
     assert len(launches) == 1
 
 
+def test_blocks_of_query_tokens_are_stored() -> None:
+    """``nb`` of every query that is scored and of no other; queries past the bound are not."""
+    call = random_call([(300, 2), (0, 0), (129, 2), (2000, 2)], 4, seed=79)
+    offsets = torch.tensor([0, 4, 4, 8, 12], dtype=torch.int32)
+    q = call.q.view(torch.uint8).view(3, 2, 4, 128).repeat(1, 2, 1, 1).view(12, 4, 128)
+    batch = replace(call.batch().subset([]), q=q.view(torch.float8_e4m3fn))
+    rows = torch.arange(4, dtype=torch.int32)
+    requests = DeviceRequests(rows, offsets[:-1], offsets[1:], call.seq_lens)
+    expected = torch.full((12,), -7, dtype=torch.int32)
+    expected.view(3, 2, 2)[:, 0] = call.batch().num_blocks_per_query().view(3, 2)
+    for compute_units, columns in ((1, 16), (4, 40)):
+        scores = torch.full((4, 12, columns), POISON)
+        num_blocks = torch.full((12,), -7, dtype=torch.int32)
+        maxima = torch.full((4, 12, -(-columns // 16)), POISON)
+        with device_with(compute_units):
+            decode_launcher().launch(
+                batch, requests, scores, maxima, fill=False, num_blocks=num_blocks, max_query_len=2
+            )
+        assert_same_bits(num_blocks, expected)
+        assert bool(scores.view(4, 3, 2, 2, columns)[:, :, 1].isnan().all())
+
+
 # ---- Lengths, offsets and ids that a captured launch cannot refuse: no access is out of bounds ----
 
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -243,10 +266,12 @@ def hostile(heads: int, local_blocks: int) -> tuple[Call, ScoreBatch, DeviceRequ
     table = torch.from_numpy(random.choice(ids, (BATCH, HOSTILE_COLUMNS - 1)))
     table[0] = good.block_table[0, :5]
     queries = good.q.view(torch.uint8).expand(TOKENS, -1, -1).contiguous().view(torch.float8_e4m3fn)
-    seq_lens = [600, MOST, -5, 100_000, 3, LEAST, 640, 1, 513]
-    bounds = [0, 1, 2, 3, 4, 2, MOST, LEAST, 7, 9]
-    table_rows = [0, 1, BATCH, MOST, -1, LEAST, 6, 7, 8]
-    columns = (table_rows, bounds[:-1], bounds[1:], seq_lens)
+    # Table row, query start, query end, length: no two have the same query token.
+    rows = [
+        (0, 0, 1, 600), (1, 1, 2, MOST), (BATCH, 2, 3, -5), (MOST, MOST, LEAST, 100_000), (-1, LEAST, 4, 1),
+        (LEAST, 4, 5, 100_000), (6, 7, MOST, 640), (7, 5, 6, 3), (8, 8, 7, 513),
+    ]  # fmt: skip
+    columns = zip(*rows)
     requests = DeviceRequests(*(torch.tensor(column, dtype=torch.int32) for column in columns))
     good = replace(good, block_table=good.block_table[:, : HOSTILE_COLUMNS - 1])
     return good, replace(good.batch(), q=queries, block_table=table), requests

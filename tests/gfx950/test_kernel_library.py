@@ -27,7 +27,7 @@ from kernel.backends.reference import ReferenceBackend
 from kernel.contract import SUPPORTED_HEADS
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import SimulatedDevice, simulated_device
-from tests.gfx950 import compiled
+from tests.gfx950 import compiled, scorers
 from tests.support.calls import Call, random_call
 from tests.support.compare import assert_same_bits, without_decode
 from tests.support.process import printed_by
@@ -149,8 +149,9 @@ def test_a_kernel_that_is_not_in_the_library(device: SimulatedDevice, library: P
     call = random_call([(150, 3)], 2)
     with pytest.raises(DeviceUnavailableError, match=f"{library}: .* it holds no score_prefill_h2; make it"):
         scores_of(backend(), call)
+    staged = DecodeLauncher(device, "staged")
     with pytest.raises(DeviceUnavailableError, match="it holds no score_decode_h4_staged"):
-        DecodeLauncher(device, "staged")(random_call([(150, 1)], 4).batch(), torch.zeros(4, 1, 5))
+        scorers.decode(random_call([(150, 1)], 4).batch(), torch.zeros(4, 1, 5), launcher=staged)
 
 
 def edited(library: bytes, **fields: object) -> bytes:
@@ -322,7 +323,9 @@ def test_an_access_out_of_bounds_is_an_error(device: SimulatedDevice) -> None:
     tensors = [batch.q, batch.pages, batch.lut, scores]
     one = backend()._prefill._kernels
     with pytest.raises(LaunchError, match="hipErrorIllegalAddress") as caught:
-        one.launch(4, tensors, *[tensor.data_ptr() for tensor in tensors[:2]], 9216, *[1 << 20] * 9, 0, 0, 1)
+        one.launch(
+            4, tensors, *[tensor.data_ptr() for tensor in tensors[:2]], 9216, *[1 << 20] * 9, 1, 1, 0, 0, 1
+        )
     assert caught.value.__cause__ is not None
 
 

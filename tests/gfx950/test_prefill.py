@@ -10,7 +10,7 @@ import torch
 
 from kernel.contract import SUPPORTED_HEADS
 from kernel.gfx950 import SCHEDULES, Schedule
-from tests.gfx950.scorers import POISON, device_with, group_maxima, heads_in_turn, launcher, scored
+from tests.gfx950.scorers import POISON, device_with, group_maxima, heads_in_turn, prefill, scored
 from tests.support.calls import CPU, random_call, sparse_pages, sparse_scores, staircase_call
 from tests.support.compare import assert_same_bits, assert_within_bounds, oracle_scores
 
@@ -83,7 +83,7 @@ def test_only_the_rows_of_the_requests_are_written() -> None:
     batch = call.batch()
     storage = torch.full((57, 4, 7), POISON)
     with device_with(2):
-        launcher()(batch.subset(batch.requests[1:2]), storage.permute(1, 0, 2)[:, :, 1:6])
+        prefill(batch.subset(batch.requests[1:2]), storage.permute(1, 0, 2)[:, :, 1:6])
     expected = oracle_scores(call, 5)
     rows = slice(20, 50)
     assert_same_bits(storage[rows, :, 1:6].permute(1, 0, 2), expected[:, rows])
@@ -119,7 +119,7 @@ def test_score_offsets_beyond_4_gib() -> None:
     call = random_call([(300, 12)], 4, seed=14)
     scores = sparse_scores((4, 33_000, 8192), CPU)[:, -12:]
     with device_with():
-        launcher()(call.batch(), scores[:, :, :3])
+        prefill(call.batch(), scores[:, :, :3])
     assert_same_bits(scores[:, :, :3], oracle_scores(call))
 
 

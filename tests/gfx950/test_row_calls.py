@@ -18,6 +18,7 @@ from kernel.backends.flydsl.launch import InsertLauncher, TopkLauncher
 from kernel.backends.reference import ReferenceBackend
 from kernel.errors import InvalidArgumentError, LaunchError
 from kernel.gfx950.hip import simulated_device
+from kernel.step import Lengths
 from tests.gfx950.scorers import group_maxima
 from tests.support.allocations import OutOfMemoryAt
 from tests.support.calls import CPU, RAGGED, random_call, sparse_scores
@@ -146,11 +147,14 @@ def test_chunks_cover_every_row_once(monkeypatch: pytest.MonkeyPatch, cells: int
     batch = random_call(RAGGED, 4).batch()
     batch = batch.subset(request for request in batch.requests if request.table_row != 3)
     rows = torch.zeros(batch.total_q, dtype=torch.int32)
-    for chunk_rows, chunk in chunks(batch):
-        rows[chunk_rows] += 1
-        assert chunk.total_q == chunk_rows.stop - chunk_rows.start
-        assert chunk.total_q == 1 or 4 * chunk.total_q * chunk.num_score_blocks <= cells
-        assert_same_bits(chunk.num_blocks_per_query(), batch.num_blocks_per_query()[chunk_rows])
+    for chunk in chunks(Lengths.of(batch.requests), 4):
+        first, tokens = int(chunk.query_starts[0]), int(chunk.query_lens.sum())
+        own = slice(first, first + tokens)
+        rows[own] += 1
+        assert tokens == 1 or 4 * tokens * chunk.max_blocks <= cells
+        num_blocks = torch.from_numpy(chunk.blocks_per_query(batch.total_q))
+        assert_same_bits(num_blocks[own], batch.num_blocks_per_query()[own])
+        assert int(num_blocks.count_nonzero()) == tokens
     expected = torch.zeros_like(rows)
     for request in batch.requests:
         expected[request.query_start : request.query_start + request.query_len] = 1

@@ -50,10 +50,11 @@ class DecodeLaunch:
 
     Attributes:
         name: for people. call: what is scored. columns: of the scores. maxima: whether they are wanted.
-        fill: whether cells past a request's blocks are filled. extra: (table row, query start, query end,
-            length) of requests that no host would let pass, after those of the call. extra_table: rows of
-            the block table and extra_queries: tokens of ``q`` for them; what is written there is not looked
-            at. schedule: the order of waves.
+        fill: whether cells past a request's blocks are filled. bounded: requests claim three queries more,
+            which the launch's ``max_query_len`` leaves out, and ``nb`` of their tokens is wanted. extra:
+            (table row, query start, query end, length) of requests that no host would let pass, after those
+            of the call. extra_table: rows of the block table and extra_queries: tokens of ``q`` for them;
+            what is written there is not looked at. schedule: the order of waves.
     """
 
     name: str
@@ -62,6 +63,7 @@ class DecodeLaunch:
     log_workgroups: int = 0
     maxima: bool = False
     fill: bool = True
+    bounded: bool = False
     extra: tuple[tuple[int, int, int, int], ...] = ()
     extra_table: tuple[tuple[int, ...], ...] = ()
     extra_queries: int = 0
@@ -73,7 +75,14 @@ class DecodeLaunch:
         starts = self.call.cu_seqlens_q.tolist()
         rows = list(zip(range(len(starts) - 1), starts[:-1], starts[1:], self.call.seq_lens.tolist()))
         requests: Int32Array = np.array([*rows, *self.extra], np.int32).T.copy()
+        requests[2] += 3 * self.bounded
         return requests
+
+    @property
+    def max_query_len(self) -> int:
+        """The launch's bound."""
+        most = int(self.call.cu_seqlens_q.diff().max()) if self.bounded else MAX_ROWS
+        return min(most, MAX_ROWS // self.call.num_heads)
 
     @cached_property
     def expected(self) -> tuple[Float32Array, Float32Array]:
@@ -130,13 +139,19 @@ class DecodeLaunch:
         at_scores = register_rows(memory, scores, "scores", 32)
         at_maxima = register_rows(memory, maxima, "maxima", 64) if self.maxima else 0
         at_pages = register_pages(memory, call, self.needed_pages)
+        num_blocks = np.full(queries.shape[0], -1, np.int32)
+        at_num_blocks = (
+            memory.addresses_of({"num_blocks": num_blocks}, outputs=True)[0] if self.bounded else 0
+        )
+        most = min(self.columns, table.shape[1]) * BLOCK_TOKENS
         strides = (HEAD_STRIDE, TOKEN_STRIDE)
         kernargs = struct.pack(
-            "<15q10i",
+            "<16q11i",
             at["q"], at_pages, PAGE_STRIDE, at["lut"], at_scores, *strides, at_maxima, *strides, at["table"],
-            *(at[f"requests {field}"] for field in range(4)),
-            *table.shape, self.requests.shape[1], queries.shape[0], call.pages.shape[0], self.columns,
-            self.columns if self.fill else 0, call.init_blocks, call.local_blocks, self.log_workgroups,
+            *(at[f"requests {field}"] for field in range(4)), at_num_blocks,
+            *table.shape, self.requests.shape[1], queries.shape[0], call.pages.shape[0],
+            self.max_query_len, most, self.columns if self.fill else 0, call.init_blocks, call.local_blocks,
+            self.log_workgroups,
         )  # fmt: skip
         report = run(
             Program({kernel.name: kernel}),
@@ -152,6 +167,9 @@ class DecodeLaunch:
         check_cells(f"scores of {self.name}", scores[:, own], self.expected[0])
         if self.maxima:
             check_cells(f"maxima of {self.name}", maxima[:, own], self.expected[1])
+        if self.bounded:
+            due = call.batch().num_blocks_per_query().numpy()
+            check_cells(f"nb of {self.name}", num_blocks.view(np.float32), due.view(np.float32))
         return report
 
 
@@ -192,6 +210,7 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
             DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)
             for batch in (64, 193, 256, *range(300, 304))
         ),
+        DecodeLaunch("bounded", _call([(300, 1), (129, 1), (700, 1)], heads, 44), 8, bounded=True),
         _hostile(heads, maxima=False),
         _hostile(heads, maxima=True),
     ]
@@ -237,7 +256,7 @@ def _hostile(heads: int, *, maxima: bool) -> DecodeLaunch:
     width, num_pages = call.block_table.shape[1], call.pages.shape[0]
     ids = tuple(([LEAST, MOST, num_pages, -1, 0, 1] * 2)[:width])
     extra = (
-        (1, 1, 2, MOST), (3, 2, 3, 200), (MOST, 3, 4, 200), (-1, MOST, LEAST, 200), (1, LEAST, MOST, 200),
+        (1, 1, 2, MOST), (3, 2, 3, 200), (MOST, 5, 6, 200), (-1, MOST, LEAST, 200), (1, LEAST, 5, 1),
         (1, 4, 5, LEAST), (1, 6, 5, 200), (1, 0, 0, 200), (1, 8, 60, 130), (1, 6, 7, 300), (2, 7, 8, MOST),
     )  # fmt: skip
     name = "hostile with maxima" if maxima else "hostile"
@@ -291,22 +310,26 @@ def _pages(launch: DecodeLaunch, workgroup: int, wave: int) -> Iterator[int]:
 
 
 def _num_blocks(launch: DecodeLaunch, start: int, end: int, seq_len: int) -> int:
-    """Blocks that a request has scores for; numbers wrap as the device's do."""
-    if seq_len <= 0 or _wrapped(end - start) <= 0:
-        return 0
-    return min(-(-seq_len // 128), launch.columns, launch.call.block_table.shape[1])
+    """Blocks that a request has scores for."""
+    _, seq_len = _clamped(launch, start, end, seq_len)
+    return -(-seq_len // 128)
+
+
+def _clamped(launch: DecodeLaunch, start: int, end: int, seq_len: int) -> tuple[int, int]:
+    """Queries and keys of a request as the device reads them, none where it has no row."""
+    total_q = launch.call.total_q + launch.extra_queries
+    queries = min(max(min(end, total_q), 0) - max(start, 0), launch.max_query_len)
+    most = min(launch.columns, launch.call.block_table.shape[1]) * BLOCK_TOKENS
+    keys = min(max(seq_len, 0), most)
+    return (min(queries, keys), keys) if queries > 0 and keys > 0 else (0, 0)
 
 
 def _first_diagonal(launch: DecodeLaunch, number: int) -> int:
     """The first block that some row sees in part, where it is scored: past every block with local blocks."""
     if launch.call.local_blocks:
         return 1 << 30
-    _, start, end, seq_len = launch.requests[:, number].tolist()
-    return max((_wrapped(_wrapped(seq_len - _wrapped(end - start)) + 1)) >> 7, 0)
-
-
-def _wrapped(value: int) -> int:
-    return (value + 2**31) % 2**32 - 2**31
+    queries, keys = _clamped(launch, *launch.requests[1:, number].tolist())
+    return (keys - queries + 1) // BLOCK_TOKENS
 
 
 # ---- Mutants of the decode scorer that compute the same, reviewed one by one ----

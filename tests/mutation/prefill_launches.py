@@ -19,7 +19,15 @@ import torch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.gfx950 import SCHEDULES, Kernel, Memory, Program, RunOptions, RunReport, Schedule, run
 from kernel.page import blocks_of
-from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, TILE_ROWS, WorkItem, pack_items, plan_prefill
+from kernel.plan import (
+    MAXIMA_BLOCKS,
+    MOST_SCORE_BLOCKS,
+    STORE_BLOCKS,
+    TILE_ROWS,
+    WorkItem,
+    pack_items,
+    plan_prefill,
+)
 from tests.mutation.equivalents import Equivalent
 from tests.mutation.launch import (
     HEAD_STRIDE,
@@ -49,13 +57,17 @@ _BARRIERS = 40
 
 @dataclass(frozen=True)
 class Case:
-    """A call and how it is launched: for scores ``[H, total_q, columns]``, with or without group maxima."""
+    """A call and how it is launched: for scores ``[H, total_q, columns]``, with or without group maxima.
+
+    ``table`` is a block table that reads as the call's.
+    """
 
     name: str
     call: Call
     columns: int
     slots: int = 1
     maxima: bool = False
+    table: torch.Tensor | None = None
 
     @cached_property
     def items(self) -> list[WorkItem]:
@@ -64,7 +76,7 @@ class Case:
             batch.requests,
             batch.num_heads,
             table_stride=self.call.block_table.shape[1],
-            score_blocks=self.columns,
+            score_blocks=MOST_SCORE_BLOCKS,
             slots=self.slots,
             alignment=MAXIMA_BLOCKS if self.maxima else STORE_BLOCKS,
         )
@@ -122,7 +134,7 @@ class PrefillLaunch:
         operands = {
             "q": call.q.view(torch.uint8).numpy(),
             "lut": self.case.lut,
-            "table": call.block_table.numpy(),
+            "table": (call.block_table if self.case.table is None else self.case.table).numpy(),
             "work": np.frombuffer(pack_items(self.items), np.int32).copy(),
         }
         at = register_operands(memory, operands)
@@ -131,9 +143,9 @@ class PrefillLaunch:
         at_pages = register_pages(memory, call, range(call.pages.shape[0]))
         strides = (HEAD_STRIDE, TOKEN_STRIDE)
         kernargs = struct.pack(
-            "<12q2i",
+            "<12q4i",
             at["q"], at_pages, PAGE_STRIDE, at["lut"], at_scores, *strides, at_maxima, *strides, at["table"],
-            at["work"], call.init_blocks, call.local_blocks,
+            at["work"], call.pages.shape[0], self.case.columns, call.init_blocks, call.local_blocks,
         )  # fmt: skip
         report = run(
             Program({kernel.name: kernel}),
@@ -195,6 +207,7 @@ def cases(heads: int, tile: int) -> list[Case]:
         ),
         # the largest keys and queries, at a block's edge and elsewhere
         _extreme_case([(256, 128), (269, 128)], heads),
+        _outside_case([(17 * 128 + 37, 8), (200, 3)], heads),
         # rows that end at each cell of a group: behind the last block, and behind the cells past the end
         *(
             _case(f"{end} cells", [(128 * end - 3, 2), (100, 1)], heads, seed=19, columns=end)
@@ -225,6 +238,16 @@ def sweep(heads: int) -> tuple[PrefillLaunch, ...]:
         PrefillLaunch(case, tuple(case.items), SCHEDULES[at % len(SCHEDULES)])
         for at, case in enumerate(found)
     )
+
+
+def _outside_case(lengths: list[tuple[int, int]], heads: int) -> Case:
+    """Page ids outside the cache, read as the nearest inside."""
+    case = _case("page ids outside", lengths, heads, seed=24)
+    num_pages = case.call.pages.shape[0]
+    ids = torch.tensor([-(2**31), 2**31 - 1, num_pages, -1, 3], dtype=torch.int32)
+    table = ids.repeat(case.call.block_table.numel())[: case.call.block_table.numel()]
+    table = table.view_as(case.call.block_table)
+    return replace(case, call=replace(case.call, block_table=table.clamp(0, num_pages - 1)), table=table)
 
 
 def _extreme_case(lengths: list[tuple[int, int]], heads: int) -> Case:

@@ -15,9 +15,8 @@ from indexer import BackendUnavailableError, IndexerConfig, IndexScorer, Invalid
 from indexer.pipeline import StageTimes
 from kernel.backends.base import Order
 from kernel.backends.cpu import CpuBackend
-from kernel.batch import Request, ScoreBatch
+from kernel.batch import ScoreBatch
 from kernel.contract import PAGE_BYTES
-from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
 from tests.support.scorer_state import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
 
@@ -323,18 +322,6 @@ def test_a_backend_is_given_all_requests_at_once(monkeypatch: pytest.MonkeyPatch
     lengths.clear()
     scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
     assert lengths == {"select": QUERY_LENS}
-
-
-def test_short_and_long_requests_of_a_batch_are_told_apart() -> None:
-    starts = [sum(QUERY_LENS[:row]) for row in range(len(QUERY_LENS))]
-    requests = [Request(row, start, n, 900) for row, (start, n) in enumerate(zip(starts, QUERY_LENS))]
-    batch = random_call([(900, 1)], 4).batch().subset(requests)
-
-    def lens(part: ScoreBatch) -> list[int]:
-        return [request.query_len for request in part.requests]
-
-    assert [lens(part) for part in batch.split_by_length(16)] == [[3, 1, 16], [40, 129, 17]]
-    assert [lens(part) for part in batch.split_by_length(0)] == [[], [40, 3, 129, 1, 17, 16]]
 
 
 def test_results_are_compared_by_identity() -> None:

@@ -1,13 +1,15 @@
 """The gfx950 backend: each operation of :class:`kernel.backends.base.Backend` by FlyDSL kernels.
 
-torch only allocates. ``select`` works through the batch in chunks whose scores take bounded memory.
+A plan holds what the launches of a run read; a run launches, and torch only allocates. ``select`` works
+through the query tokens in chunks whose scores take bounded memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from kernel.backends.base import Order, PlannedBackend, Precision
@@ -18,57 +20,75 @@ from kernel.backends.flydsl.launch import (
     InsertLauncher,
     PrefillLauncher,
     TopkLauncher,
+    request_fields,
 )
 from kernel.backends.flydsl.runtime import Device
-from kernel.batch import Request, ScoreBatch
-from kernel.contract import BLOCK_TOKENS
+from kernel.batch import ScoreBatch
 from kernel.nvfp4 import build_lut
 from kernel.plan import MAXIMA_BLOCKS
-from kernel.step import Plan, PlanHeader, Step, host_plan, planned_batch
+from kernel.step import DeviceLengths, Lengths, Plan, Step, uploaded
 
 _CELLS = 1 << 26
 """Score cells of a chunk: 256 MiB."""
+_GROUPED_BLOCKS = 2 * MAXIMA_BLOCKS
+"""Blocks of a row, for each id selected, up to which scanning the row is quicker than its groups."""
 
 
-def chunks(batch: ScoreBatch) -> Iterator[tuple[slice, ScoreBatch]]:
-    """Splits a batch so that the scores of a chunk take ``_CELLS`` cells at most, or are one query's.
+def chunks(lengths: Lengths, num_heads: int) -> Iterator[Lengths]:
+    """Splits requests, and long ones between queries, into chunks of consecutive query tokens.
 
-    Returns:
-        For each chunk its rows of ``q``, all of the batch's requests, and the batch of these rows.
+    The scores of a chunk take ``_CELLS`` cells at most, or are one query's.
     """
-    run: list[Request] = []
-    for request in _short_requests(batch):
-        together = [*run, request]
-        rows = sum(other.query_len for other in together)
-        cells = batch.num_heads * rows * max(other.num_blocks for other in together)
-        follows = not run or run[-1].query_start + run[-1].query_len == request.query_start
-        if run and (cells > _CELLS or not follows):
-            yield _chunk(batch, run)
-            together = [request]
-        run = together
-    if run:
-        yield _chunk(batch, run)
+    lengths = _short_requests(lengths, num_heads)
+    ends = lengths.query_starts + lengths.query_lens
+    first = 0
+    while first < len(lengths):
+        rest = lengths[first:]
+        cells = num_heads * np.cumsum(rest.query_lens) * np.maximum.accumulate(rest.num_blocks)
+        parted = cells > _CELLS
+        parted[1:] |= rest.query_starts[1:] != ends[first:-1]
+        parted[0] = False
+        size = int(np.argmax(parted)) or len(rest)
+        yield rest[:size]
+        first += size
 
 
-def _short_requests(batch: ScoreBatch) -> Iterator[Request]:
+def _short_requests(lengths: Lengths, num_heads: int) -> Lengths:
     """Requests with queries, split so that the scores of each take ``_CELLS`` cells at most."""
-    for request in batch.requests:
-        step = max(_CELLS // (batch.num_heads * max(request.num_blocks, 1)), 1)
-        for first in range(0, request.query_len, step):
-            queries = min(step, request.query_len - first)
-            yield replace(
-                request,
-                query_start=request.query_start + first,
-                query_len=queries,
-                seq_len=request.prefix_len + first + queries,
-            )
+    longest = np.maximum(_CELLS // (num_heads * np.maximum(lengths.num_blocks, 1)), 1)
+    parts = -(-lengths.query_lens // longest)
+    owner = np.repeat(np.arange(len(lengths)), parts)
+    first = (np.arange(owner.size) - (np.cumsum(parts) - parts)[owner]) * longest[owner]
+    of = lengths[owner]
+    queries = np.minimum(of.query_lens - first, longest[owner])
+    return Lengths(of.table_rows, of.query_starts + first, queries, of.prefix_lens + first + queries)
 
 
-def _chunk(batch: ScoreBatch, requests: list[Request]) -> tuple[slice, ScoreBatch]:
-    start, last = requests[0].query_start, requests[-1]
-    rows = slice(start, last.query_start + last.query_len)
-    moved = tuple(replace(request, query_start=request.query_start - start) for request in requests)
-    return rows, replace(batch, q=batch.q[rows], requests=moved)
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Query tokens of a plan that are scored together.
+
+    Attributes:
+        first: the first of them, in ``q``.
+        tokens: how many.
+        num_blocks: blocks of the longest row.
+        grouped: whether the prefill items start at groups of 16 blocks, so that maxima may be written.
+        requests: those of few query rows, ``[4, n]`` int32, see :func:`request_fields`.
+        work: prefill items of the others, ``[items, WORK_ITEM_DWORDS]`` int32.
+    """
+
+    first: int
+    tokens: int
+    num_blocks: int
+    grouped: bool
+    requests: torch.Tensor
+    work: torch.Tensor
+
+    def of(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """The chunk's part of a tensor with a dimension of query tokens."""
+        if self.tokens == tensor.shape[dim]:
+            return tensor
+        return tensor.narrow(dim, self.first, self.tokens)
 
 
 class FlydslBackend(PlannedBackend):
@@ -100,18 +120,49 @@ class FlydslBackend(PlannedBackend):
         """See :meth:`kernel.backends.base.Backend.insert`."""
         self._insert(keys, pages, slots)
 
+    # ---- Plans ----
+    #
+    # numbers: of each chunk the first token, the tokens, the blocks, whether it is grouped
+    # tensors: block table, nb of every token, the requests and the work of each chunk; of lengths on the
+    #          device only the table, the lengths and the row numbers
+
     def plan(self, step: Step) -> Plan:
         """See :meth:`kernel.backends.base.Backend.plan`."""
-        return host_plan(step)
+        lengths = step.lengths
+        if isinstance(lengths, DeviceLengths):
+            rows = torch.arange(lengths.seq_lens.shape[0], dtype=torch.int32, device=self.device)
+            return Plan.of(step, (), (lengths.cu_seqlens_q, lengths.seq_lens, rows))
+        most = min(self.max_decode_queries, geometry.MAX_ROWS // step.num_heads)
+        numbers: list[int] = []
+        arrays = [lengths.blocks_per_query(step.total_q)]
+        for chunk in chunks(lengths, step.num_heads):
+            first = int(chunk.query_starts[0])
+            # Such items serve every run, but balance short rows worse.
+            grouped = chunk.max_blocks > _GROUPED_BLOCKS * geometry.CLASSES[0]
+            numbers += [first, int(chunk.query_lens.sum()), chunk.max_blocks, int(grouped)]
+            moved = replace(chunk, query_starts=chunk.query_starts - first)
+            short = moved.query_lens <= most
+            arrays.append(request_fields(moved[short]))
+            columns = step.block_table.shape[1]
+            arrays.append(self._prefill.work(moved[~short], step.num_heads, columns, grouped=grouped))
+        return Plan.of(step, numbers, uploaded(arrays, self.device))
+
+    def _chunks(self, plan: Plan) -> Iterator[_Chunk]:
+        """The chunks of a plan."""
+        numbers, tensors = plan.own_numbers, plan.tensors[2:]
+        for at in range(len(numbers) // 4):
+            first, tokens, num_blocks, grouped = numbers[4 * at : 4 * at + 4]
+            yield _Chunk(first, tokens, num_blocks, bool(grouped), *tensors[2 * at : 2 * at + 2])
 
     def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_plan`."""
         header = plan.header
         if header.max_query_len:
-            scores.fill_(-torch.inf)  # rows of no request
-            self._decode_step(plan, header, q, pages, scores, None, fill=True)
-        else:
-            self._score(planned_batch(plan, q, pages, self._lut)[1], scores)
+            scores.fill_(-torch.inf)
+            self._score_bounded(plan, q, pages, scores, None, None)
+            return
+        for chunk in self._chunks(plan):
+            self._score(plan, chunk, q, pages, chunk.of(scores, 1), None, fill=True)
 
     def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.select_plan`."""
@@ -121,27 +172,31 @@ class FlydslBackend(PlannedBackend):
         if header.max_query_len:
             shape = (header.num_heads, header.total_q, header.num_score_blocks)
             scores, maxima = self._buffers(shape, k)
-            self._decode_step(plan, header, q, pages, scores, maxima, fill=False)
-            self._topk(scores, device_num_blocks(plan, header), block_ids, order, maxima)
+            num_blocks = torch.zeros(header.total_q, dtype=torch.int32, device=self.device)
+            self._score_bounded(plan, q, pages, scores, maxima, num_blocks)
+            self._topk(scores, num_blocks, block_ids, order, maxima)
             return
-        batch = planned_batch(plan, q, pages, self._lut)[1]
-        for rows, chunk in chunks(batch):
-            scores, maxima = self._buffers((chunk.num_heads, chunk.total_q, chunk.num_score_blocks), k)
-            self._score(chunk, scores, maxima, fill=False)
-            self._topk(scores, plan.tensors[1][rows], block_ids[:, rows], order, maxima)
+        for chunk in self._chunks(plan):
+            grouped = chunk.grouped or not chunk.work.shape[0]
+            shape = (header.num_heads, chunk.tokens, chunk.num_blocks)
+            scores, maxima = self._buffers(shape, k, grouped=grouped)
+            self._score(plan, chunk, q, pages, scores, maxima, fill=False)
+            self._topk(scores, chunk.of(plan.tensors[1], 0), chunk.of(block_ids, 1), order, maxima)
 
-    def _buffers(self, shape: tuple[int, int, int], k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _buffers(
+        self, shape: tuple[int, int, int], k: int, *, grouped: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scores, and their group maxima where rows are long enough to gain from them."""
         scores = torch.empty(shape, dtype=torch.float32, device=self.device)
-        if shape[2] <= 2 * MAXIMA_BLOCKS * k:  # quicker scanned whole
+        if not grouped or shape[2] <= _GROUPED_BLOCKS * k:
             return scores, None
         groups = (*shape[:2], -(-shape[2] // MAXIMA_BLOCKS))
         return scores, torch.empty(groups, dtype=torch.float32, device=self.device)
 
-    def _decode_step(
+    def _score(
         self,
         plan: Plan,
-        header: PlanHeader,
+        chunk: _Chunk,
         q: torch.Tensor,
         pages: torch.Tensor,
         scores: torch.Tensor,
@@ -149,57 +204,45 @@ class FlydslBackend(PlannedBackend):
         *,
         fill: bool,
     ) -> None:
-        """Scores requests whose lengths only the device knows."""
-        forced = header.init_blocks, header.local_blocks
-        batch = ScoreBatch(q, pages, plan.tensors[0], self._lut, (), *forced)
-        self._decode.launch(batch, device_requests(plan, header), scores, maxima, fill=fill)
+        """Scores requests of few query rows with the decode kernel, the others with prefill.
+
+        Without ``fill``, cells past a request's blocks may stay unwritten.
+        """
+        batch = self._batch(plan, chunk.of(q, 0), pages)
+        if chunk.requests.shape[1]:
+            self._decode.launch(batch, DeviceRequests.of(chunk.requests), scores, maxima, fill=fill)
+        self._prefill.launch(batch, chunk.work, scores, maxima)
+
+    def _batch(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor) -> ScoreBatch:
+        """What launches take of a plan."""
+        header = plan.header
+        return ScoreBatch(q, pages, plan.tensors[0], self._lut, (), header.init_blocks, header.local_blocks)
+
+    def _score_bounded(
+        self,
+        plan: Plan,
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        scores: torch.Tensor,
+        maxima: torch.Tensor | None,
+        num_blocks: torch.Tensor | None,
+    ) -> None:
+        """Scores requests whose lengths only the device knows; cells past their blocks stay unwritten."""
+        header = plan.header
+        offsets, seq_lens, rows = plan.tensors[1:]
+        self._decode.launch(
+            self._batch(plan, q, pages),
+            DeviceRequests(rows, offsets[:-1], offsets[1:], seq_lens),
+            scores,
+            maxima,
+            fill=False,
+            num_blocks=num_blocks,
+            max_query_len=header.max_query_len,
+            max_blocks=header.num_score_blocks,
+        )
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
     ) -> None:
         """See :meth:`kernel.backends.base.Backend.topk`."""
         self._topk(scores, num_blocks, block_ids, order)
-
-    def _score(
-        self,
-        batch: ScoreBatch,
-        scores: torch.Tensor,
-        maxima: torch.Tensor | None = None,
-        *,
-        fill: bool = True,
-    ) -> None:
-        """Scores requests of few query rows with the decode kernel, the others with prefill.
-
-        Without ``fill``, cells past a request's blocks may stay unwritten.
-        """
-        short, long = batch.split_by_length(
-            min(self.max_decode_queries, geometry.MAX_ROWS // batch.num_heads)
-        )
-        if short.requests:
-            self._decode(short, scores, maxima, fill=fill)
-        if long.requests:
-            self._prefill(long, scores, maxima)
-
-
-# ---- Lengths on the device: row maps by torch, launches that a graph captures ----
-
-
-def device_requests(plan: Plan, header: PlanHeader) -> DeviceRequests:
-    """The requests of a plan of device lengths, clamped as the contract of a plan says."""
-    offsets, seq_lens = plan.tensors[1:]
-    starts = offsets[:-1].clamp(0, header.total_q)
-    queries = (offsets[1:].clamp(0, header.total_q) - starts).clamp(0, header.max_query_len)
-    keys = seq_lens.clamp(0, header.num_score_blocks * BLOCK_TOKENS)
-    missing = (queries - keys).clamp_min(0)  # queries that stand before the first key
-    rows = torch.arange(seq_lens.shape[0], dtype=torch.int32, device=seq_lens.device)
-    return DeviceRequests(rows, starts + missing, starts + queries, keys)
-
-
-def device_num_blocks(plan: Plan, header: PlanHeader) -> torch.Tensor:
-    """``nb`` of every query token, 0 for tokens of no request: ``[total_q]`` int32."""
-    requests = device_requests(plan, header)
-    tokens = torch.arange(header.total_q, dtype=torch.int32, device=requests.seq_lens.device)
-    after = requests.query_ends - tokens[:, None]
-    owned = (requests.query_starts <= tokens[:, None]) & (after > 0)
-    blocks = ((requests.seq_lens - after) // BLOCK_TOKENS + 1) * owned
-    return blocks.amax(1).to(torch.int32) if blocks.shape[1] else blocks.sum(1).to(torch.int32)

@@ -17,8 +17,8 @@ Which of the two ``Layout`` s is faster only the device can tell: the scores are
 The speed limit is memory: 9,216 B a page at 8 TB/s over 256 CUs are about 700 clocks of a CU, and a page's
 302 vector instructions, 4 clocks each and spread over four SIMDs, are about 302.
 
-The grid depends on no length (``decode_share.py``), so that a captured launch serves any lengths. Lengths and
-page ids read from memory are clamped or bounds-checked: nothing is read or written outside the buffers.
+The grid depends on no length (``decode_share.py``), so that a captured launch serves any lengths. Lengths,
+offsets and page ids read from memory are clamped: nothing is read or written outside the buffers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RequestScorer:
         self.arguments, self.share, self.part, self.page = arguments, share, part, page
         self.minus_infinity = d.f32(float("-inf"))
         self.local_blocks = load_argument("local_blocks")
-        self.rows = d.min_i32(part.query_len, geo.MAX_ROWS // heads) * heads
+        self.rows = part.query_len * heads
         self.position = part.seq_len - part.query_len
         known = d.less_unsigned(part.table_row, load_argument("table_height"))
         row = fx.Int32(d.select(known, part.table_row, d.i32(0)))
@@ -97,8 +97,8 @@ class RequestScorer:
         diagonal = self._diagonal_scores(queries)
         ring = [self.page.load(self._page(part.first + k, ids[k]), k) for k in range(depth)]
         # The first row sees the least.
-        seen = d.shift_right_signed(self.position, geo.LOG_BLOCK) + 1 - self.local_blocks
-        unmasked_end = d.min_i32(seen, d.shift_right_signed(self.position + 1, geo.LOG_BLOCK))
+        seen = d.shift_right(self.position, geo.LOG_BLOCK) + 1 - self.local_blocks
+        unmasked_end = d.min_i32(seen, d.shift_right(self.position + 1, geo.LOG_BLOCK))
         self.output = RequestOutput(
             self.heads, self.arguments, self.share, part, self.rows, self.row_position, diagonal, unmasked_end
         )
@@ -130,7 +130,7 @@ class RequestScorer:
         ring, ids, best = self._unpacked(carried)
         rest = part.end - middle
         d.if_then(rest > 0, lambda: self._tail(middle, rest, ring, ids, best))
-        self.output.fill()
+        self.output.finish()
 
     def _tail(
         self, block: fx.Int32, rest: fx.Int32, ring: list[list[Value]], ids: list[Value], best: Value
@@ -166,8 +166,6 @@ class RequestScorer:
     def _load_queries(self) -> list[Value]:
         """32 bytes of this lane's row; rows past the end repeat the last one."""
         row = self.part.query_start * self.heads + d.min_i32(self.share.row(), self.rows - 1)
-        last = load_argument("total_q") * self.heads - 1
-        row = fx.Int32(d.select(d.less_unsigned(row, last), row, last))
         address = d.zext(row) * HEAD_DIM + d.zext(self.share.quarter() * (HEAD_DIM // 4))
         base = d.offset(d.pointer(load_argument("q"), d.GLOBAL), address)
         return [d.load(4, d.offset(base, geo.OPERAND_BYTES * half)) for half in range(2)]
@@ -187,12 +185,11 @@ class RequestScorer:
         return [self._page_id(self._ahead(block, step, k)) for k in range(TRIP_BLOCKS)]
 
     def _page(self, block: fx.Int32, page_id: Value, *, diagonal: bool = False) -> Value:
-        """Descriptor of a page, which bounds every load. Of 0 bytes where the page is not needed or not in
-        the cache: loads then give 0 without traffic or a branch."""
-        needed = d.less_unsigned(page_id, self.arguments.num_pages)
-        if not diagonal:
-            needed = needed & (block >= self.arguments.init_blocks) & (block < self.needed_end)
-        size = d.select(needed, d.i32(PAGE_BYTES), d.i32(0))
+        """Descriptor of a page, of the cache's nearest one where there is no such page. Of 0 bytes where the
+        page is not needed: loads then give 0 without traffic or a branch."""
+        page_id = d.clamped(page_id, 0, self.arguments.num_pages - 1)
+        needed = (block >= self.arguments.init_blocks) & (block < self.needed_end) if not diagonal else None
+        size = d.i32(PAGE_BYTES) if needed is None else d.select(needed, d.i32(PAGE_BYTES), d.i32(0))
         return d.buffer(self.arguments.pages + d.zext(page_id) * self.arguments.page_stride, size)
 
     # ---- the diagonal ----
@@ -230,7 +227,7 @@ class RequestScorer:
             mine = part.has(block, self.share.spread)
             return d.if_else(mine, [T.f32], masked, lambda: scores)
 
-        first = d.max_i32(d.shift_right_signed(self.position + 1, geo.LOG_BLOCK), 0)
+        first = d.shift_right(self.position + 1, geo.LOG_BLOCK)
         end = d.select(self.local_blocks <= 0, part.num_blocks, first)
         (found,) = d.for_range(first, end, 1, [self.minus_infinity], block_scores)
         return found

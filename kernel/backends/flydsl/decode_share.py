@@ -88,7 +88,6 @@ class Share:
     ) -> None:
         self.arguments = arguments
         self.wave, self.lds, self._lane = wave, lds, lane
-        self.most_blocks = d.min_i32(arguments.score_blocks, arguments.table_width)
         self.wants_maxima = arguments.maxima != 0
         self.log_unit = fx.Int32(d.select(self.wants_maxima, d.i32(_LOG_GROUP), d.i32(0)))
         self.requests_at = d.offset(lds, wave * (geo.LANES * REQUEST_BYTES) + REQUESTS_AT)
@@ -108,8 +107,13 @@ class Share:
         return self.lane() & (geo.MFMA_ROWS - 1)
 
     # ---- requests ----
-    def _request(self, number: Value) -> list[Value]:
-        """Table row, query start, query end and length of a request, one a lane; length 0 past the batch.
+    def _bounds(self) -> list[fx.Int32]:
+        """Upper bounds of offsets, query lengths and lengths; held by no register across a request."""
+        return [load_argument(name) for name in ("total_q", "max_query_len", "max_seq_len")]
+
+    def _request(self, number: Value, bounds: list[fx.Int32]) -> list[Value]:
+        """Table row, query start, query end and length of a request, one a lane; without queries past the
+        batch.
 
         The index is clamped, and not left to a descriptor's bounds: LLVM may merge loads, and of a merged
         load that is partly outside even the inner part may be 0.
@@ -120,14 +124,28 @@ class Share:
             d.buffer_load(1, d.buffer(base, args.batch * 4), at)
             for base in (args.table_rows, args.query_starts, args.query_ends, args.seq_lens)
         ]
-        return [*fields[:3], d.select(d.less_unsigned(number, args.batch), fields[3], d.i32(0))]
+        seq_len = d.select(d.less_unsigned(number, args.batch), fields[3], d.i32(0))
+        return self._clamped([*fields[:3], seq_len], bounds)
+
+    def _clamped(self, fields: list[Value], bounds: list[fx.Int32]) -> list[Value]:
+        """A request's fields within the rows of ``q`` and the launch's bounds, see
+        :func:`kernel.step.clamped_lengths`; start at or behind end where it has no queries.
+
+        Queries that stand before the first key are left out.
+        """
+        total_q, max_query_len, max_seq_len = bounds
+        table_row, start, end, seq_len = fields
+        start = d.max_i32(start, 0)
+        query_len = d.min_i32(d.clamped(end, 0, total_q) - start, max_query_len)
+        seq_len = d.clamped(seq_len, 0, max_seq_len)
+        end = start + query_len
+        return [table_row, end - d.min_i32(query_len, seq_len), end, seq_len]
 
     def _blocks(self, fields: list[Value]) -> fx.Int32:
-        """Blocks that a request has scores for. Lengths beyond the table and the scores are clamped."""
+        """Blocks that a request has scores for."""
         _, start, end, seq_len = (fx.Int32(field) for field in fields)
-        has_rows = (seq_len > 0) & (end - start > 0)
-        blocks = d.min_i32(d.shift_right(seq_len + (BLOCK_TOKENS - 1), geo.LOG_BLOCK), self.most_blocks)
-        return fx.Int32(d.select(has_rows, blocks, d.i32(0)))
+        blocks = d.shift_right(seq_len + (BLOCK_TOKENS - 1), geo.LOG_BLOCK)
+        return fx.Int32(d.select(start < end, blocks, d.i32(0)))
 
     def _units(self, blocks: fx.Int32) -> fx.Int32:
         group = d.shift_right(blocks + (MAXIMA_BLOCKS - 1), _LOG_GROUP)
@@ -136,9 +154,10 @@ class Share:
     # ---- the split ----
     def _split(self, workgroup: fx.Int32) -> None:
         per_lane = d.shift_right(self.arguments.batch + (geo.LANES - 1), geo.LOG_LANES)
+        bounds = self._bounds()
 
         def count(i: fx.Int32, carried: list[Value]) -> list[Value]:
-            fields = self._request(self._lane * per_lane + i)
+            fields = self._request(self._lane * per_lane + i, bounds)
             return [fx.Int32(carried[0]) + self._units(self._blocks(fields)), *fields]
 
         own, *seen = d.for_range(0, per_lane, 1, [d.i32(0)] * (1 + _FIELDS), count)
@@ -162,7 +181,10 @@ class Share:
             d.select(one_each, d.i32(0), readlane(upto - own, d.min_i32(first_lane, geo.LANES - 1)))
         )
         seen = d.if_else(
-            one_each, [T.i32] * _FIELDS, lambda: seen, lambda: self._request(self.first_seen + self._lane)
+            one_each,
+            [T.i32] * _FIELDS,
+            lambda: seen,
+            lambda: self._request(self.first_seen + self._lane, bounds),
         )
         d.store(d.pack(seen, T.i32), d.offset(self.requests_at, self._lane * REQUEST_BYTES), REQUEST_BYTES)
         own = self._units(self._blocks(seen))
@@ -205,7 +227,8 @@ class Share:
 
         def from_memory() -> list[Value]:
             names = ("table_rows", "query_starts", "query_ends", "seq_lens")
-            return [d.scalar_load(1, load_argument(name) + d.zext(number) * 4) for name in names]
+            cells = (load_argument(name) + d.zext(number) * 4 for name in names)
+            return self._clamped([d.scalar_load(1, cell) for cell in cells], self._bounds())
 
         return d.if_else(kept < geo.LANES, [T.i32] * _FIELDS, from_lds, from_memory)
 
@@ -277,10 +300,10 @@ class RequestOutput:
         self.unmasked_end = unmasked_end
         quarter, row = share.quarter(), share.row()
         # Compared with a trip's first block: where this lane's block lies past the row, or is its diagonal.
-        self.past = d.shift_right_signed(row_position, geo.LOG_BLOCK) + 1 - quarter
-        self.diagonal_block = d.shift_right_signed(row_position + 1, geo.LOG_BLOCK) - quarter
+        self.past = d.shift_right(row_position, geo.LOG_BLOCK) + 1 - quarter
+        self.diagonal_block = d.shift_right(row_position + 1, geo.LOG_BLOCK) - quarter
         token = part.query_start + d.shift_right(row, self.log_heads)
-        self.live = (row < rows) & d.less_unsigned(token, load_argument("total_q"))
+        self.live = row < rows
         self.scores_at = d.pointer(self._row_at("score", row, token) + d.zext(quarter) * 4, d.GLOBAL)
 
     def _row_at(self, kind: Literal["score", "maxima"], row: Value, token: Value) -> fx.Int64:
@@ -373,8 +396,25 @@ class RequestOutput:
         d.if_then(self.live & (share.lane() < geo.MAX_ROWS), store)
 
     # ---- past the request's blocks ----
-    def fill(self) -> None:
-        """-inf from the request's blocks to ``fill_end``, by the wave of its last block."""
+    def finish(self) -> None:
+        """What the wave of the request's last block stores beside scores."""
+        d.if_then(self.part.has(self.part.num_blocks - 1, self.share.spread), self._finish)
+
+    def _finish(self) -> None:
+        num_blocks = load_argument("num_blocks")
+        d.if_then(num_blocks != 0, lambda: self._store_num_blocks(num_blocks))
+        self._fill()
+
+    def _store_num_blocks(self, num_blocks: fx.Int64) -> None:
+        """``nb`` of the request's query tokens."""
+        part, query = self.part, self.share.lane()
+        position = part.seq_len - part.query_len + query
+        blocks = d.i32(d.shift_right(position, geo.LOG_BLOCK) + 1)
+        at = d.pointer(num_blocks + d.zext(part.query_start + query) * 4, d.GLOBAL)
+        d.if_then(query < part.query_len, lambda: d.store(blocks, at, 4))
+
+    def _fill(self) -> None:
+        """-inf from the request's blocks to ``fill_end``."""
         part, fill_end = self.part, load_argument("fill_end")
 
         def fill_row(row: fx.Int32, _: list[Value]) -> list[Value]:
@@ -391,20 +431,16 @@ class RequestOutput:
 
                 d.for_range(first, end, geo.LANES, [], store)
 
-            def fill_both() -> None:
-                fill_columns("score", part.num_blocks, fill_end)
-                groups = [
-                    d.shift_right(x + (MAXIMA_BLOCKS - 1), geo.LOG_MAXIMA)
-                    for x in (part.num_blocks, fill_end)
-                ]
-                end = d.select(self.share.wants_maxima, groups[1], groups[0])
-                fill_columns("maxima", groups[0], end)
-
-            d.if_then(d.less_unsigned(token, load_argument("total_q")), fill_both)
+            fill_columns("score", part.num_blocks, fill_end)
+            groups = [
+                d.shift_right(x + (MAXIMA_BLOCKS - 1), geo.LOG_MAXIMA) for x in (part.num_blocks, fill_end)
+            ]
+            end = d.select(self.share.wants_maxima, groups[1], groups[0])
+            fill_columns("maxima", groups[0], end)
             return []
 
-        last = part.has(part.num_blocks - 1, self.share.spread) & (part.num_blocks < fill_end)
-        d.for_range(0, d.select(last, self.rows, d.i32(0)), 1, [], fill_row)
+        filled = part.num_blocks < fill_end
+        d.for_range(0, d.select(filled, self.rows, d.i32(0)), 1, [], fill_row)
 
 
 def clear_spread_maxima(lds: Value, thread: fx.Int32) -> None:

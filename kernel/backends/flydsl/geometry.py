@@ -241,12 +241,15 @@ class PrefillArguments(NamedTuple):
     maxima_token_stride: I64
     table: I64
     work: I64
+    num_pages: I32
+    score_blocks: I32  # columns of the scores; a work item's ``fill_end`` ends there
     init_blocks: I32
     local_blocks: I32
 
 
 class DecodeArguments(NamedTuple):
-    """Of the decode scorer. ``table_rows`` to ``seq_lens`` are int32 arrays of a cell a request."""
+    """Of the decode scorer. ``table_rows`` to ``seq_lens`` are int32 arrays of a cell a request,
+    ``num_blocks`` is one of a cell a query token."""
 
     q: I64
     pages: I64
@@ -263,12 +266,16 @@ class DecodeArguments(NamedTuple):
     query_starts: I64
     query_ends: I64
     seq_lens: I64
+    num_blocks: I64  # 0: not wanted
     table_height: I32
     table_width: I32
     batch: I32
     total_q: I32
     num_pages: I32
-    score_blocks: I32  # columns of the scores
+    max_query_len: I32  # at most MAX_ROWS / H; further queries of a request are not scored
+    max_seq_len: (
+        I32  # at most what the table and the scores hold; a longer request is read as if it ended there
+    )
     fill_end: I32  # cells past a request's blocks get -inf up to this column; 0: none do
     init_blocks: I32
     local_blocks: I32

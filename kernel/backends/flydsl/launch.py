@@ -8,12 +8,13 @@ share is in ``geometry.py``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernel.backends.base import Order
 from kernel.backends.flydsl import geometry, kernel_library, toolchain
@@ -38,10 +39,18 @@ from kernel.backends.flydsl.geometry import (
 )
 from kernel.backends.flydsl.kernel_library import LibraryKernels
 from kernel.backends.flydsl.runtime import Device, launching, preflight
-from kernel.batch import Request, ScoreBatch
-from kernel.contract import BLOCK_TOKENS
+from kernel.batch import ScoreBatch
+from kernel.contract import BLOCK_TOKENS, MAX_SEQ_BLOCKS
 from kernel.errors import InvalidArgumentError
-from kernel.plan import MAXIMA_BLOCKS, STORE_BLOCKS, WORK_ITEM_DWORDS, PlanCache, launches
+from kernel.plan import (
+    MAXIMA_BLOCKS,
+    MOST_SCORE_BLOCKS,
+    STORE_BLOCKS,
+    WORK_ITEM_DWORDS,
+    PlanCache,
+    launches,
+)
+from kernel.step import Lengths
 
 # ---- Kernels: the library's, else compiled at their first launch ----
 
@@ -124,7 +133,7 @@ _WORKGROUPS_PER_COMPUTE_UNIT = WAVES_PER_SIMD
 
 
 class PrefillLauncher:
-    """Scores batches on one device.
+    """Scores requests of any number of query rows on one device.
 
     Keeps a compiled kernel for each number of heads, bound to the GPU of its first launch: one launcher
     serves one device. May be used from several threads.
@@ -137,44 +146,74 @@ class PrefillLauncher:
     """
 
     def __init__(self, device: Device) -> None:
-        self._kernels = kernels_on(device, geometry.prefill_name, _build_prefill)
         self._device = device
+        self._kernels = kernels_on(device, geometry.prefill_name, _build_prefill)
         self._plans = PlanCache()
 
-    def __call__(self, batch: ScoreBatch, scores: torch.Tensor, maxima: torch.Tensor | None = None) -> None:
-        """Score the batch; asynchronous on a GPU.
+    def work(
+        self, lengths: Lengths, num_heads: int, table_columns: int, *, grouped: bool
+    ) -> NDArray[np.int32]:
+        """Plan a launch; see :func:`kernel.plan.plan_prefill`.
 
         Args:
-            batch: the call, on this device.
-            scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``; every cell of a row of the batch's
-                requests is written.
+            lengths: of the requests to score.
+            num_heads: H.
+            table_columns: columns of the block table.
+            grouped: whether launches may want maxima.
+
+        Returns:
+            ``[items, WORK_ITEM_DWORDS]`` int32, for score buffers of any width.
+
+        Raises:
+            InvalidArgumentError: a number does not fit the 32 bits it has on the device.
+        """
+        plan = self._plans.plan(
+            lengths.requests(),
+            num_heads,
+            table_stride=table_columns,
+            score_blocks=MOST_SCORE_BLOCKS,
+            slots=_WORKGROUPS_PER_COMPUTE_UNIT * self._device.compute_units,
+            alignment=MAXIMA_BLOCKS if grouped else STORE_BLOCKS,
+        )
+        return np.frombuffer(bytearray(plan.words), dtype=np.int32).reshape(-1, WORK_ITEM_DWORDS)
+
+    def launch(
+        self,
+        batch: ScoreBatch,
+        work: torch.Tensor,
+        scores: torch.Tensor,
+        maxima: torch.Tensor | None = None,
+    ) -> None:
+        """Score a launch's work; asynchronous on a GPU.
+
+        Args:
+            batch: queries, pages, block table, LUT and forced blocks, on this device; not its requests.
+            work: of :meth:`work`, on this device.
+            scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``; every cell of a row of the requests
+                is written.
             maxima: ``[H, total_q, ceil(S / 16)]`` float32 with ``stride(2) == 1``, written likewise: the
-                greatest score of each 16 blocks, sentinels included.
+                greatest score of each 16 blocks, sentinels included. The work must be ``grouped``.
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
             DeviceUnavailableError: the kernel may not be compiled here and is not in FlyDSL's cache.
             InvalidArgumentError: a number does not fit the 32 bits it has on the device.
         """
-        plan = self._plans.plan(
-            batch.requests,
-            batch.num_heads,
-            table_stride=batch.block_table.shape[1],
-            score_blocks=scores.shape[2],
-            slots=_WORKGROUPS_PER_COMPUTE_UNIT * self._device.compute_units,
-            alignment=STORE_BLOCKS if maxima is None else MAXIMA_BLOCKS,
-        )
-        if not plan.num_items or not scores.shape[2]:
+        columns = scores.shape[2]
+        if not work.shape[0] or not columns:
             return
-        work = torch.frombuffer(bytearray(plan.words), dtype=torch.int32).to(scores.device)
+        _check_width("scores.shape[2]", columns, MOST_SCORE_BLOCKS + 1)
+        _check_width("pages.shape[0]", batch.pages.shape[0], _INT32)
         q, lut = aligned(batch.q), aligned(batch.lut)
         tensors = [q, batch.pages, lut, scores, batch.block_table, work]
         if maxima is not None:
             tensors.append(maxima)
-        for chunk in launches(plan.num_items):
+        for chunk in launches(work.shape[0]):
             arguments = PrefillArguments(
                 **_operands(batch, q, lut, scores, maxima),
                 work=work.data_ptr() + 4 * WORK_ITEM_DWORDS * chunk.start,
+                num_pages=batch.pages.shape[0],
+                score_blocks=columns,
                 init_blocks=batch.init_blocks,
                 local_blocks=batch.local_blocks,
             )
@@ -249,14 +288,19 @@ class DeviceRequests:
     seq_lens: torch.Tensor
 
     @staticmethod
-    def of(requests: Sequence[Request], device: torch.device) -> DeviceRequests:
-        """Copies requests to the device."""
-        rows = [(r.table_row, r.query_start, r.query_start + r.query_len, r.seq_len) for r in requests]
-        return DeviceRequests(*torch.from_numpy(np.array(rows, np.int32).T.copy()).to(device))
+    def of(fields: torch.Tensor) -> DeviceRequests:
+        """Requests from :func:`request_fields` on the device."""
+        return DeviceRequests(*fields.unbind())
+
+
+def request_fields(lengths: Lengths) -> NDArray[np.int32]:
+    """The fields of :class:`DeviceRequests`, ``[4, n]``, of requests whose lengths the host knows."""
+    ends = lengths.query_starts + lengths.query_lens
+    return np.stack((lengths.table_rows, lengths.query_starts, ends, lengths.seq_lens)).astype(np.int32)
 
 
 class DecodeLauncher:
-    """Scores batches of few query rows a request on one device.
+    """Scores requests of few query rows on one device.
 
     One launcher serves one device. May be used from several threads.
 
@@ -281,19 +325,6 @@ class DecodeLauncher:
 
         self._kernels = kernels_on(device, name_of, build)
 
-    def __call__(
-        self,
-        batch: ScoreBatch,
-        scores: torch.Tensor,
-        maxima: torch.Tensor | None = None,
-        *,
-        fill: bool = True,
-    ) -> None:
-        """Score the batch's requests, each of at most ``MAX_ROWS`` query rows; see :meth:`launch`."""
-        requests = [request for request in batch.requests if request.query_len]
-        if requests:
-            self.launch(batch, DeviceRequests.of(requests, scores.device), scores, maxima, fill=fill)
-
     def launch(
         self,
         batch: ScoreBatch,
@@ -302,13 +333,16 @@ class DecodeLauncher:
         maxima: torch.Tensor | None = None,
         *,
         fill: bool = True,
+        num_blocks: torch.Tensor | None = None,
+        max_query_len: int | None = None,
+        max_blocks: int | None = None,
     ) -> None:
         """Score requests whose lengths only the device knows; asynchronous on a GPU.
 
         The launch depends on shapes and addresses alone, so a captured one may be replayed after any of the
-        tensors' values have changed. The kernel validates values: a page id outside the cache reads as a page
-        of zeros, a request is clamped to the columns of the block table and the scores and to ``MAX_ROWS``
-        query rows, rows past ``total_q`` are not written.
+        tensors' values have changed. The kernel clamps values: page ids to the cache, requests to the rows of
+        ``q``, the bounds below, the columns of the block table and the scores, and ``MAX_ROWS`` query rows;
+        see :func:`kernel.step.clamped_lengths`.
 
         Args:
             batch: queries, pages, block table, LUT and forced blocks, on this device; not its requests.
@@ -317,6 +351,9 @@ class DecodeLauncher:
             maxima: ``[H, total_q, ceil(S / 16)]`` float32 with ``stride(2) == 1``: the greatest score of each
                 16 blocks, sentinels included.
             fill: write ``-inf`` from a request's last block to ``S``.
+            num_blocks: ``[total_q]`` int32, contiguous: ``nb`` is written for query tokens that are scored.
+            max_query_len: queries of a request that are scored, at most.
+            max_blocks: blocks of a request, at most.
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
@@ -327,23 +364,24 @@ class DecodeLauncher:
         if not num_requests or not columns or not width or not batch.total_q:
             return
         _check_widths(batch, num_requests, columns)
-        log_workgroups = grid_log2(
-            num_requests, min(columns, width), maxima is not None, self._device.compute_units
-        )
+        most_blocks = min(columns, width, MAX_SEQ_BLOCKS if max_blocks is None else max_blocks)
+        most_queries = MAX_ROWS // batch.num_heads
+        log_workgroups = grid_log2(num_requests, most_blocks, maxima is not None, self._device.compute_units)
         q, lut = aligned(batch.q), aligned(batch.lut)
         numbers = vars(requests)
         tensors = [q, batch.pages, lut, scores, batch.block_table, *numbers.values()]
-        if maxima is not None:
-            tensors.append(maxima)
+        tensors += [tensor for tensor in (maxima, num_blocks) if tensor is not None]
         arguments = DecodeArguments(
             **_operands(batch, q, lut, scores, maxima),
             **{name: tensor.data_ptr() for name, tensor in numbers.items()},
+            num_blocks=0 if num_blocks is None else num_blocks.data_ptr(),
             table_height=height,
             table_width=width,
             batch=num_requests,
             total_q=batch.total_q,
             num_pages=batch.pages.shape[0],
-            score_blocks=columns,
+            max_query_len=most_queries if max_query_len is None else min(max_query_len, most_queries),
+            max_seq_len=most_blocks * BLOCK_TOKENS,
             fill_end=columns if fill else 0,
             init_blocks=min(batch.init_blocks, columns),
             local_blocks=min(batch.local_blocks, columns),
@@ -374,9 +412,13 @@ def _check_widths(batch: ScoreBatch, num_requests: int, columns: int) -> None:
         ("scores.shape[2]", columns, _INT32 - 2 * MAXIMA_BLOCKS),
         ("pages.shape[0]", batch.pages.shape[0], _INT32),
     )
-    for name, value, limit in limits:
-        if value >= limit:
-            raise InvalidArgumentError(name, value, f"must be below {limit}", "split the batch")
+    for limited in limits:
+        _check_width(*limited)
+
+
+def _check_width(name: str, value: int, limit: int) -> None:
+    if value >= limit:
+        raise InvalidArgumentError(name, value, f"must be below {limit}", "split the batch")
 
 
 # ---- Top-k ----

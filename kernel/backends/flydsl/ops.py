@@ -57,6 +57,11 @@ def max_i32(a: Value, b: Value) -> fx.Int32:
     return fx.Int32(arith.maxsi(i32(a), i32(b)))
 
 
+def clamped(x: Value, least: Value, most: Value) -> fx.Int32:
+    """The nearest number from ``least`` to ``most``."""
+    return min_i32(max_i32(x, least), most)
+
+
 def shift_left(a: Value, bits: Value) -> fx.Int32:
     return fx.Int32(arith.shli(i32(a), i32(bits)))
 

@@ -89,7 +89,8 @@ class ItemScorer:
         item = d.scalar_load(WORK_ITEM_DWORDS, arguments.work + d.zext(workgroup) * (WORK_ITEM_DWORDS * 4))
         fields = [fx.Int32(d.element(item, k)) for k in range(WORK_ITEM_DWORDS)]
         table_offset, self.first_token, self.num_tokens, self.position = fields[:4]
-        self.first_block, self.end_block, self.fill_end = fields[4:7]
+        self.first_block, self.end_block = fields[4:6]
+        self.fill_end = d.min_i32(fields[6], arguments.score_blocks)
         self.table = arguments.table + d.zext(table_offset) * 4
         self.wave_token = d.shift_right(self.wave, self.log_heads) * BLOCK_TOKENS + (
             self.wave & (heads - 1)
@@ -159,6 +160,7 @@ class ItemScorer:
 
     def _load_page(self, page_id: Value) -> list[Value]:
         """This lane's 32 code bytes and 4 scale bytes, bounded by a descriptor of the page."""
+        page_id = d.clamped(page_id, 0, self.arguments.num_pages - 1)
         page = d.buffer(self.arguments.pages + d.zext(page_id) * self.arguments.page_stride, PAGE_BYTES)
         codes = [d.buffer_load(4, page, self.block.code_offset + geo.OPERAND_BYTES * k) for k in range(2)]
         return [*codes, d.buffer_load(1, page, self.block.scale_offset)]

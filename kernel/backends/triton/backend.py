@@ -25,13 +25,12 @@ from kernel.backends.triton.plan import (
     chunks,
     splits_of,
     tuning_for,
-    uploaded,
 )
 from kernel.backends.triton.prefill import dequantize_pages, score_tiles
 from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS
 from kernel.nvfp4 import build_lut
-from kernel.step import DeviceLengths, Lengths, Plan, PlanHeader, Step
+from kernel.step import DeviceLengths, Lengths, Plan, PlanHeader, Step, uploaded
 
 WORKSPACE_BLOCKS = MAX_SEQ_BLOCKS
 """Blocks of keys dequantised at a time: the longest context, 256 MiB as float16."""

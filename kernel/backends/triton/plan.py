@@ -5,9 +5,8 @@ Everything is vectorised over requests and tiles: a plan of 1,024 ragged request
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -115,28 +114,6 @@ def _row_chunks(
             first == 0,
         )
         first += size
-
-
-# ---- Arrays of a plan on the device: one copy, queued, nothing waits ----
-
-_ALIGNMENT = 4
-"""Integers that an array starts at a multiple of: 16 bytes, as kernels are compiled for."""
-
-
-def uploaded(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
-    """Arrays of int32 or int64 on the device, parts of one buffer that is copied on the current stream."""
-    words = [np.ascontiguousarray(array).view(np.int32).reshape(-1) for array in arrays]
-    places = np.cumsum([0] + [-(-part.size // _ALIGNMENT) * _ALIGNMENT for part in words]).tolist()
-    cuda = device.type == "cuda"
-    host = torch.empty(places[-1], dtype=torch.int32, device="cpu", pin_memory=cuda)
-    staging = host.numpy()
-    for place, part in zip(places, words):
-        staging[place : place + part.size] = part
-    buffer = host.to(device, non_blocking=True) if cuda else host
-    return [
-        buffer[place : place + part.size].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
-        for place, part, array in zip(places, words, arrays)
-    ]
 
 
 # ---- Launch parameters, measured on an H200 (docs/performance.md); conservative ones on other devices ----

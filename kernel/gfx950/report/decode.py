@@ -241,8 +241,9 @@ def _interpret(assembly: str, name: str, heads: int) -> RunReport:
         scores=scores_at, score_head_stride=_BLOCKS, score_token_stride=_BLOCKS,
         maxima=maxima_at, maxima_head_stride=_GROUPS, maxima_token_stride=_GROUPS,
         table=table_at, table_rows=table_rows,
-        query_starts=query_starts, query_ends=query_ends, seq_lens=seq_lens,
-        table_height=1, table_width=_BLOCKS, batch=1, total_q=1, num_pages=_PAGES, score_blocks=_BLOCKS,
+        query_starts=query_starts, query_ends=query_ends, seq_lens=seq_lens, num_blocks=0,
+        table_height=1, table_width=_BLOCKS, batch=1, total_q=1, num_pages=_PAGES,
+        max_query_len=1, max_seq_len=_BLOCKS * BLOCK_TOKENS,
         fill_end=0, init_blocks=0, local_blocks=_LOCAL_BLOCKS, log_workgroups=0,
     )  # fmt: skip
     return run(

@@ -97,7 +97,7 @@ def interpret(program: Program, kernel_name: str, num_heads: int) -> Interpreted
         q=q_at, pages=pages_at, page_stride=PAGE_BYTES, lut=lut_at,
         scores=scores_at, score_head_stride=scores[0].size, score_token_stride=columns,
         maxima=maxima_at, maxima_head_stride=maxima[0].size, maxima_token_stride=maxima.shape[2],
-        table=table_at, work=work_at, init_blocks=0, local_blocks=1,
+        table=table_at, work=work_at, num_pages=_PAGES, score_blocks=columns, init_blocks=0, local_blocks=1,
     )  # fmt: skip
     report = run(
         program, kernel_name, grid=(len(items), 1, 1), block=(_THREADS, 1, 1), kernargs=packed(arguments),
