@@ -123,7 +123,7 @@ def _select_out(
     *,
     out: torch.Tensor,
 ) -> None:
-    whole = Plan(numbers, list(plan))
+    whole = Plan.again(numbers, plan)
     q, pages, _ = _check_call(q, pages, whole)
     _check_written("out", out, torch.int32, q, q.shape[0])
     check_topk("out.shape[2]", out.shape[2])
@@ -152,7 +152,7 @@ def _score_out(
     *,
     out: torch.Tensor,
 ) -> None:
-    whole = Plan(numbers, list(plan))
+    whole = Plan.again(numbers, plan)
     q, pages, header = _check_call(q, pages, whole)
     _check_written("out", out, torch.float32, q, q.shape[0])
     if out.shape[2] < header.num_score_blocks:

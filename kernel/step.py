@@ -11,10 +11,12 @@ queries and pages.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -196,13 +198,31 @@ class Plan:
 
     numbers: torch.Tensor
     tensors: list[torch.Tensor]
+    runs: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    """What the backend keeps of a run for the runs of other layers."""
+
+    def keep(self, key: tuple[object, ...], run: Any) -> None:
+        """Keep what the runs of ``key`` share."""
+        if len(self.runs) >= _MOST_RUNS:
+            self.runs.clear()
+        self.runs[key] = run
+
+    @staticmethod
+    def again(numbers: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Plan:
+        """The plan of an operator's arguments: the one they are taken from, where it is alive."""
+        found = _ALIVE.get(id(numbers))
+        if found is None or len(found.tensors) != len(tensors):
+            return Plan(numbers, list(tensors))
+        same = found.numbers is numbers and all(map(operator.is_, found.tensors, tensors))
+        return found if same else Plan(numbers, list(tensors))
 
     @staticmethod
     def of(step: Step, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> Plan:
         """A plan with the header of its step."""
         header = PlanHeader.of(step)
-        every = [*header, *numbers]
-        return Plan(torch.tensor(every, dtype=torch.int64, device="cpu"), [step.block_table, *tensors])
+        every = torch.tensor([*header, *numbers], dtype=torch.int64, device="cpu")
+        plan = _ALIVE[id(every)] = Plan(every, [step.block_table, *tensors])
+        return plan
 
     @cached_property
     def header(self) -> PlanHeader:
@@ -218,6 +238,11 @@ class Plan:
     def _numbers(self) -> list[int]:
         numbers: list[int] = self.numbers.tolist()
         return numbers
+
+
+_ALIVE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
+"""Plans by the id of their numbers, which are alive as long as they are."""
+_MOST_RUNS = 64
 
 
 # ---- Arrays of a plan on the device: one copy, queued, nothing waits ----

@@ -53,7 +53,7 @@ def on_host_lengths(backend: Backend, call: Call, topk: int = 4, order: Order = 
     )
 
 
-def on_device_lengths(backend: Backend, call: Call, total_q: int) -> IndexPlan:
+def on_device_lengths(backend: Backend, call: Call, total_q: int, max_seq_len: int = 3072) -> IndexPlan:
     """A plan of the call by lengths on the device."""
     return scorer_of(backend, call.num_heads).plan(
         call.block_table.to(backend.device).contiguous(),
@@ -63,7 +63,7 @@ def on_device_lengths(backend: Backend, call: Call, total_q: int) -> IndexPlan:
         init_blocks=call.init_blocks,
         local_blocks=call.local_blocks,
         max_query_len=4,
-        max_seq_len=3072,
+        max_seq_len=max_seq_len,
     )
 
 
@@ -87,6 +87,26 @@ def test_a_run_gives_what_a_call_gives(
     assert_same_bits(token_major.transpose(0, 1).cpu().contiguous(), expected)
     if backend.name != "flydsl-sim" or heads == 1:
         assert_same_bits(plan.score(q, pages).cpu(), scores_of(backend, call))
+
+
+def test_runs_of_a_plan_take_tensors_of_any_place_and_strides(backend: Backend) -> None:
+    """What a backend keeps of a run is not the addresses of its tensors."""
+    first, other = (random_call([(300, 20), (700, 2)], 2, seed=seed) for seed in (21, 22))
+    layers = (first, replace(other, block_table=first.block_table))
+    plan = on_host_lengths(backend, first)
+    short = replace(random_call([(300, 2), (700, 2)], 2), block_table=first.block_table)
+    step, step_plan = on_device_lengths(backend, short, 4, 700), on_host_lengths(backend, short)
+    odd = torch.empty(1 + 2 * 22 * 4, dtype=torch.int32, device=backend.device)[1:].view(2, 22, 4)
+    for call in layers:
+        q, pages = tensors_of(backend, call)
+        wide = torch.zeros(pages.shape[0], pages.shape[1] + 1024, dtype=torch.uint8, device=backend.device)
+        wide[:, : pages.shape[1]] = pages
+        expected = selection_of(backend, call, 4)
+        strided = wide[:, : pages.shape[1]]
+        for given in (strided,) if backend.name == "flydsl-sim" else (pages, strided, pages.clone()):
+            assert_same_bits(plan.select(q.clone(), given, out=odd).cpu(), expected)
+            four = q[:4].clone()
+            assert_same_bits(step.select(four, given).cpu(), step_plan.select(four, given).cpu())
 
 
 @pytest.mark.parametrize("heads", [1, 4])

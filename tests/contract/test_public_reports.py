@@ -299,7 +299,8 @@ def test_row_25_no_score_buffer(product_backend: Backend) -> None:
     assert buffer_bytes in sizes(2051, return_scores=True)
     # Both contexts end alike modulo 512 blocks, so what differs in size is what grows with the context.
     grown = sizes(2051, return_scores=False) - sizes(1027, return_scores=False)
-    # Workspaces of the triton backend are bounded, whatever the call: keys of the longest context, and as
-    # many rows' scores (in groups of 16) and group maxima as fit 528 MiB.
-    grown -= {2051 * 128 * 128 * 2, 129 * 16 * 61 * 4}
+    if product_backend.name == "triton":
+        # Its workspace is bounded, whatever the call: keys dequantised, and scores in groups of 16.
+        workspace = 2051 * 128 * 128 * 2 + 2 * buffer_bytes
+        grown = {size for size in grown if not buffer_bytes < size < workspace}
     assert max(grown, default=0) < buffer_bytes

@@ -26,7 +26,7 @@ class TensorSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operation and look at what it made."""
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 self.storage_bytes.add(tensor.untyped_storage().nbytes())
         return result
 

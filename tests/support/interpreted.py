@@ -9,6 +9,7 @@ import torch
 
 from kernel.backends import registry
 from kernel.backends.base import Backend
+from kernel.backends.triton import backend as planning
 from kernel.backends.triton import topk
 from tests.support.calls import random_call
 from tests.support.compare import (
@@ -30,6 +31,8 @@ def check_scores(backend: Backend) -> None:
     scores = scores_of(backend, call)
     assert_same_bits(scores, oracle_scores(call))
     expected = selected(scores, call.batch().num_blocks_per_query(), 16)
+    assert_same_bits(selection_of(backend, call, 16), expected)
+    vars(planning)["MANY_DECODED_ROWS"] = 1  # as if decoded rows were many
     assert_same_bits(selection_of(backend, call, 16), expected)
 
 

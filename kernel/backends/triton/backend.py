@@ -6,7 +6,7 @@ dequantised to a workspace and scored tile by tile, see :mod:`kernel.backends.tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,17 +17,25 @@ from numpy.typing import NDArray
 
 from kernel.backends.base import Order, PlannedBackend, Precision
 from kernel.backends.triton.check import call_values
-from kernel.backends.triton.decode import MAX_ROWS, decode_table, score_requests
+from kernel.backends.triton.decode import decode_table, score_requests
 from kernel.backends.triton.insert import insert_keys
+from kernel.backends.triton.launch import ALIGNMENT, Launches
 from kernel.backends.triton.plan import (
     GROUP_BLOCKS,
+    MAX_ROWS,
     PrefillTuning,
     chunks,
     splits_of,
     tuning_for,
 )
 from kernel.backends.triton.prefill import dequantize_pages, score_tiles
-from kernel.backends.triton.topk import DecodeRows, select_decoded, select_grouped, select_scores
+from kernel.backends.triton.topk import (
+    MANY_DECODED_ROWS,
+    DecodeRows,
+    select_decoded,
+    select_grouped,
+    select_scores,
+)
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS
 from kernel.nvfp4 import build_lut
 from kernel.step import DeviceLengths, Lengths, Plan, PlanHeader, Step, uploaded
@@ -50,7 +58,9 @@ def current_device(device: torch.device) -> AbstractContextManager[object]:
 
     Triton launches on the current device, on its current stream, wherever the arguments lie.
     """
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 class TritonBackend(PlannedBackend):
@@ -62,13 +72,13 @@ class TritonBackend(PlannedBackend):
     """
 
     name = "triton"
-    max_decode_queries = 16
     max_device_rows = MAX_ROWS
 
     def __init__(self, device: torch.device, precision: Precision = "exact") -> None:
         self.device = device
         self.precision: Precision = precision
         self.tuning = tuning_for(device)
+        self.max_decode_queries = self.tuning.decode_queries
         self.score_groups = score_groups(device)
         self.lut = build_lut(device)
         self.decode_table = decode_table(self.lut, self.tuning.hopper)
@@ -90,8 +100,14 @@ class TritonBackend(PlannedBackend):
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
     ) -> None:
         """See :meth:`kernel.backends.base.Backend.topk`."""
+        if not scores.numel():
+            block_ids.fill_(-1)
+            return
+        given = scores, num_blocks.contiguous(), block_ids
         with current_device(self.device):
-            select_scores(scores, num_blocks.contiguous(), block_ids, order)
+            launches = Launches(self.device, given)
+            select_scores(launches, *given, order)
+            launches(*given)
 
     def call_values(
         self,
@@ -110,8 +126,9 @@ class TritonBackend(PlannedBackend):
     # ---- Plans ----
     #
     # numbers: how many decode parts and prefill chunks, the fields of each part, the fields of each chunk
-    # tensors: block table, nb of every token, the five row maps of each part, tiles and table cells of each
-    #          chunk; of lengths on the device only the table, the lengths and the row numbers
+    # tensors: block table, nb of every token, the five row maps of each part and what it knows of each row,
+    #          tiles and table cells of each chunk; of lengths on the device only the table, the lengths and
+    #          the row numbers
 
     def plan(self, step: Step) -> Plan:
         """See :meth:`kernel.backends.base.Backend.plan`."""
@@ -119,7 +136,7 @@ class TritonBackend(PlannedBackend):
         if isinstance(lengths, DeviceLengths):
             table_rows = torch.arange(lengths.seq_lens.shape[0], dtype=torch.int32, device=self.device)
             return Plan.of(step, (), (lengths.cu_seqlens_q, lengths.seq_lens, table_rows))
-        short = lengths.query_lens <= min(self.max_decode_queries, MAX_ROWS // step.num_heads)
+        short = self.tuning.decoded(lengths, step.num_heads, self.max_decode_queries)
         parts = list(self._decode_parts(lengths[short & (lengths.query_lens > 0)], step.num_heads))
         prefill = list(
             chunks(
@@ -131,7 +148,8 @@ class TritonBackend(PlannedBackend):
             )
         )
         numbers = [len(parts), len(prefill)]
-        arrays: list[NDArray[Any]] = [lengths.blocks_per_query(step.total_q)]
+        num_blocks = lengths.blocks_per_query(step.total_q)
+        arrays: list[NDArray[Any]] = [num_blocks]
         for part in parts:
             ends = np.cumsum(part.query_lens)
             # Requests without rows fill each row map up to an aligned length.
@@ -141,7 +159,7 @@ class TritonBackend(PlannedBackend):
             maps[2, : len(part)] = part.query_starts + part.query_lens
             maps[3, : len(part)] = part.seq_lens
             maps[4, : len(part)] = ends - part.query_lens
-            arrays.append(maps)
+            arrays += [maps, _row_info(part, num_blocks, step.num_heads)]
             most = int(part.query_lens.max())
             numbers += [most, part.max_blocks, int(part.num_blocks.sum()), int(ends[-1])]
         for chunk in prefill:
@@ -166,44 +184,75 @@ class TritonBackend(PlannedBackend):
 
     def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_plan`."""
-        header, numbers = plan.header, plan.own_numbers
         if not q.shape[0] or not scores.shape[2]:
             return
-        q = q.view(torch.uint8)
-        with current_device(self.device):
-            if header.max_query_len:
-                scores.fill_(-torch.inf)  # rows of no request
-            for rows in self._decode_rows(header, numbers, plan):
-                # The rows lie where they lie in q, not one after another.
-                self._decode(q, pages, plan, replace(rows, out_starts=rows.query_starts), scores, False)
-            for chunk, keys in self._prefill_chunks(header, numbers, plan, pages):
-                self._score_chunk(q, header, chunk, keys, scores, None, None)
+        if plan.header.max_query_len:
+            scores.fill_(-torch.inf)  # rows of no request
+        self._run(plan, self._add_score, q, pages, scores)
+
+    def _add_score(
+        self, launches: Launches, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor
+    ) -> None:
+        for rows in self._decode_rows(plan):
+            # The rows lie where they lie in q, not one after another.
+            in_q = replace(rows, out_starts=rows.query_starts)
+            self._decode(launches, q, pages, plan, in_q, scores, False)
+        for chunk, keys in self._prefill_chunks(launches, plan, pages):
+            self._score_chunk(launches, q, plan.header, chunk, keys, scores, None, None)
 
     def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.select_plan`."""
-        header, numbers = plan.header, plan.own_numbers
         if not q.shape[0]:
             return
-        if header.max_query_len and not plan.tensors[2].shape[0]:
+        if plan.header.max_query_len and not plan.tensors[2].shape[0]:
             block_ids.fill_(-1)  # rows of no request
-        q = q.view(torch.uint8)
-        by_block = bool(header.by_block)
-        with current_device(self.device):
-            for rows in self._decode_rows(header, numbers, plan):
-                groups = -(-rows.num_blocks // GROUP_BLOCKS)
-                scores = self._empty((groups, rows.tokens * header.num_heads, GROUP_BLOCKS))
-                self._decode(q, pages, plan, rows, scores, True)
-                select_decoded(scores, rows, block_ids, by_block, pdl=self.tuning.hopper)
-            for chunk, keys in self._prefill_chunks(header, numbers, plan, pages):
-                groups = -(-chunk.num_blocks // GROUP_BLOCKS)
-                scores = self._empty((groups, chunk.rows, GROUP_BLOCKS))
-                maxima = self._empty((groups, chunk.rows))
-                row_info = torch.empty((2, chunk.rows), dtype=torch.int32, device=self.device)
-                self._score_chunk(q, header, chunk, keys, scores, maxima, row_info)
-                select_grouped(scores, maxima, row_info[0], row_info[1], chunk.rows, block_ids, by_block)
+            return
+        self._run(plan, self._add_select, q, pages, block_ids)
 
-    def _decode_rows(self, header: PlanHeader, numbers: list[int], plan: Plan) -> Iterator[DecodeRows]:
+    def _add_select(
+        self, launches: Launches, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor
+    ) -> None:
+        heads, by_block = plan.header.num_heads, bool(plan.header.by_block)
+        for rows in self._decode_rows(plan):
+            launches.used = 0
+            groups = -(-rows.num_blocks // GROUP_BLOCKS)
+            scores = launches.empty((groups, rows.tokens * heads, GROUP_BLOCKS))
+            self._decode(launches, q, pages, plan, rows, scores, True)
+            select_decoded(launches, scores, rows, block_ids, by_block, pdl=self.tuning.hopper)
+        for chunk, keys in self._prefill_chunks(launches, plan, pages):
+            groups = -(-chunk.num_blocks // GROUP_BLOCKS)
+            scores = launches.empty((groups, chunk.rows, GROUP_BLOCKS))
+            maxima = launches.empty((groups, chunk.rows))
+            row_info = launches.empty((2, chunk.rows), torch.int32)
+            self._score_chunk(launches, q, plan.header, chunk, keys, scores, maxima, row_info)
+            of_rows = row_info[0], row_info[1], chunk.rows
+            select_grouped(launches, scores, maxima, *of_rows, block_ids, by_block)
+
+    def _run(
+        self,
+        plan: Plan,
+        add: Callable[[Launches, Plan, torch.Tensor, torch.Tensor, torch.Tensor], None],
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Run the launches that ``add`` makes at the first run of a plan on such tensors."""
+        given = q.view(torch.uint8), pages, out
+        addresses = [tensor.data_ptr() for tensor in plan.tensors[:3]]  # the caller's own
+        alignments = [tensor.data_ptr() % ALIGNMENT for tensor in given]
+        shapes = (*pages.shape, *pages.stride(), *out.shape, *out.stride())
+        key = (add.__name__, self.precision, *shapes, *alignments, *addresses)
+        with current_device(self.device):
+            launches = plan.runs.get(key)
+            if launches is None:
+                launches = Launches(self.device, given)
+                add(launches, plan, *given)
+                plan.keep(key, launches)
+            launches(*given)
+
+    def _decode_rows(self, plan: Plan) -> Iterator[DecodeRows]:
         """The decode parts of a plan."""
+        header, numbers = plan.header, plan.own_numbers
         if header.max_query_len:
             offsets, seq_lens, table_rows = plan.tensors[1:]
             starts, most = offsets[:-1], header.num_score_blocks
@@ -223,33 +272,39 @@ class TritonBackend(PlannedBackend):
                 )
             return
         for part in range(numbers[0]):
-            table_rows, starts, ends, seq_lens, out_starts = plan.tensors[2 + part].unbind()
-            fields = numbers[2 + 4 * part : 6 + 4 * part]
-            yield DecodeRows(table_rows, starts, ends, seq_lens, out_starts, *fields)
+            maps, row_info = plan.tensors[2 + 2 * part : 4 + 2 * part]
+            table_rows, starts, ends, seq_lens, out_starts = maps.unbind()
+            most, num_blocks, total, tokens = numbers[2 + 4 * part : 6 + 4 * part]
+            yield DecodeRows(
+                table_rows, starts, ends, seq_lens, out_starts, most, num_blocks, total, tokens, row_info
+            )
 
     def _prefill_chunks(
-        self, header: PlanHeader, numbers: list[int], plan: Plan, pages: torch.Tensor
+        self, launches: Launches, plan: Plan, pages: torch.Tensor
     ) -> Iterator[tuple[_RunChunk, torch.Tensor]]:
         """The prefill chunks of a plan, each with its keys, dequantised."""
-        if header.max_query_len:
+        if plan.header.max_query_len:
             return
-        tensors, fields = plan.tensors[2 + numbers[0] :], numbers[2 + 4 * numbers[0] :]
+        numbers = plan.own_numbers
+        tensors, fields = plan.tensors[2 + 2 * numbers[0] :], numbers[2 + 4 * numbers[0] :]
         dtype = torch.float16 if self.precision == "exact" else torch.uint8
-        keys: torch.Tensor | None = None
+        keys, end_of_keys = None, 0
         for at in range(numbers[1]):
             tiles, table_cells = tensors[2 * at : 2 * at + 2]
             blocks = table_cells.shape[0]
+            launches.used = end_of_keys
             if keys is None or blocks:
-                keys = None  # the memory of the last chunk's may be used again
-                keys = torch.empty((blocks * BLOCK_TOKENS, HEAD_DIM), dtype=dtype, device=self.device)
-                dequantize_pages(pages, plan.tensors[0], table_cells, self.lut, keys, self.tuning.ptx)
+                launches.used = 0
+                keys = launches.empty((blocks * BLOCK_TOKENS, HEAD_DIM), dtype)
+                end_of_keys = launches.used
+                dequantize_pages(
+                    launches, pages, plan.tensors[0], table_cells, self.lut, keys, self.tuning.ptx
+                )
             yield _RunChunk(tiles, *fields[3 * at : 3 * at + 3]), keys
-
-    def _empty(self, shape: tuple[int, ...]) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.float32, device=self.device)
 
     def _score_chunk(
         self,
+        launches: Launches,
         q: torch.Tensor,
         header: PlanHeader,
         chunk: _RunChunk,
@@ -260,7 +315,8 @@ class TritonBackend(PlannedBackend):
     ) -> None:
         """Score a chunk on its dequantised keys, see :func:`score_tiles`."""
         score_tiles(
-            q.view(-1, HEAD_DIM),
+            launches,
+            q,
             keys,
             chunk.tiles,
             scores,
@@ -277,6 +333,7 @@ class TritonBackend(PlannedBackend):
 
     def _decode(
         self,
+        launches: Launches,
         q: torch.Tensor,
         pages: torch.Tensor,
         plan: Plan,
@@ -287,6 +344,7 @@ class TritonBackend(PlannedBackend):
         """Scores requests of few queries, see :func:`kernel.backends.triton.decode.score_requests`."""
         header = plan.header
         score_requests(
+            launches,
             q,
             pages,
             plan.tensors[0],
@@ -299,6 +357,18 @@ class TritonBackend(PlannedBackend):
             local_blocks=header.local_blocks,
             tuning=self.tuning,
         )
+
+
+def _row_info(part: Lengths, num_blocks: NDArray[np.int32], num_heads: int) -> NDArray[np.int32]:
+    """``nb`` and the number in ``q`` of each row of a decode part, ``[2, rows]``; no columns where the rows
+    are few, and the selection works them out."""
+    tokens = int(part.query_lens.sum())
+    if tokens * num_heads < MANY_DECODED_ROWS:
+        return np.zeros((2, 0), dtype=np.int32)
+    skipped = np.cumsum(part.query_lens) - part.query_lens
+    token = np.repeat(part.query_starts - skipped, part.query_lens) + np.arange(tokens)
+    rows = (token * num_heads)[:, None] + np.arange(num_heads)
+    return np.stack((np.repeat(num_blocks[token], num_heads), rows.reshape(-1).astype(np.int32)))
 
 
 @dataclass(frozen=True)

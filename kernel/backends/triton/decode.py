@@ -25,14 +25,12 @@ from kernel.backends.triton.e4m3 import (
     product_scale,
     widened,
 )
-from kernel.backends.triton.launch import launch
+from kernel.backends.triton.launch import Launches
 from kernel.backends.triton.plan import Tuning
 from kernel.backends.triton.topk import DecodeRows
 from kernel.backends.triton.topk_many import clamped, num_queries
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
-MAX_ROWS = 64
-"""Most rows of a request: 16 queries of 4 heads."""
 _FEW_ROWS = 16
 """Rows whose products leave room for the tuned number of registers."""
 _INIT = tl.constexpr(INIT_SCORE)
@@ -162,6 +160,7 @@ def decode_table(lut: torch.Tensor, hopper: bool) -> torch.Tensor:
 
 
 def score_requests(
+    launches: Launches,
     q: torch.Tensor,
     pages: torch.Tensor,
     block_table: torch.Tensor,
@@ -178,11 +177,12 @@ def score_requests(
     """Scores the rows of some requests.
 
     Args:
+        launches: to add to.
         q: ``[total_q, H, 128]`` uint8 (E4M3 bytes), contiguous.
         pages: ``[num_pages, 9216]`` uint8, any page stride.
         block_table: ``[rows, columns]`` int32, contiguous.
         lut: see :func:`decode_table`.
-        rows: the requests; most queries of a request, times H at most ``MAX_ROWS``.
+        rows: the requests; most queries of a request, times H at most the columns of one product.
         scores: ``[H, tokens, S]`` float32, ``stride(2) == 1``, where every cell of the requests' rows is
             written; with ``grouped``, ``[groups, rows, 16]`` float32, contiguous, where the rows' blocks are.
         grouped: how the scores lie.
@@ -230,7 +230,7 @@ def score_requests(
         from kernel.backends.triton.hopper.decode import ROW_BYTES, decode_kernel
 
         cache = (q, pages, pages.stride(0) // 16, pages.shape[0])
-        launch(
+        launches.add(
             decode_kernel,
             (programs,),
             *cache,
@@ -243,4 +243,4 @@ def score_requests(
         )
     else:
         cache = (q, pages, pages.stride(0), pages.shape[0])
-        launch(_decode_kernel, (programs,), *cache, *line, lut, *outputs, **options, PTX=tuning.ptx)
+        launches.add(_decode_kernel, (programs,), *cache, *line, lut, *outputs, **options, PTX=tuning.ptx)

@@ -118,6 +118,10 @@ def _row_chunks(
 
 # ---- Launch parameters, measured on an H200 (docs/performance.md); conservative ones on other devices ----
 
+MAX_ROWS = 64
+"""Rows of a request, queries times heads, that every device decodes: 16 queries of 4 heads."""
+_MANY_BLOCKS = 32
+"""Blocks of a request from which on decode with more rows is the faster."""
 _MANY_PAGES = 16
 """Pages of a program beside which its start is short."""
 
@@ -169,6 +173,18 @@ class Tuning:
     prefill_fast: PrefillTuning
     decode_exact: DecodeTuning
     decode_fast: DecodeTuning
+    decode_queries: int = 16
+    """Most queries of a request that is decoded."""
+    decode_rows: int = MAX_ROWS
+    """Most rows, queries times heads, of a request that is decoded: one product has so many columns. Up to
+    there its keys are read once either way, and decode does not write them out dequantised before."""
+
+    def decoded(self, lengths: Lengths, num_heads: int, most_queries: int) -> NDArray[np.bool_]:
+        """``[n]``: requests to decode."""
+        rows = lengths.query_lens * num_heads
+        # The start of a program with more columns takes as long as some blocks.
+        pays = (rows <= MAX_ROWS) | (lengths.num_blocks >= _MANY_BLOCKS)
+        return (lengths.query_lens <= most_queries) & (rows <= self.decode_rows) & pays
 
     def decode(self, *, exact: bool) -> DecodeTuning:
         """How decode is run in a precision."""
@@ -192,7 +208,7 @@ def tuning_for(device: torch.device) -> Tuning:
         exact = PrefillTuning(warps=4, stages=3, programs_per_multiprocessor=1)
         fast = PrefillTuning(warps=4, stages=4, programs_per_multiprocessor=1)
         decode_exact, decode_fast = DecodeTuning(4, 2, 6, 80, rounds=2), DecodeTuning(4, 2, 5, 96, rounds=2)
-        return Tuning(count, True, True, True, exact, fast, decode_exact, decode_fast)
+        return Tuning(count, True, True, True, exact, fast, decode_exact, decode_fast, 128, 128)
     ptx = capability >= (8, 9)
     exact = PrefillTuning(warps=8, stages=2, programs_per_multiprocessor=1)
     fast = PrefillTuning(warps=8, stages=3, programs_per_multiprocessor=1)

@@ -28,7 +28,7 @@ from kernel.backends.triton.e4m3 import (
     product_scale,
     widened,
 )
-from kernel.backends.triton.launch import launch
+from kernel.backends.triton.launch import Launches
 from kernel.backends.triton.plan import TILE_FIELDS, TILE_ROWS, PrefillTuning
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
 
@@ -184,6 +184,7 @@ def _store_group(
 
 
 def score_tiles(
+    launches: Launches,
     q: torch.Tensor,
     keys: torch.Tensor,
     tiles: torch.Tensor,
@@ -202,16 +203,16 @@ def score_tiles(
     """Score the tiles of a chunk.
 
     Args:
-        q: ``[total_q * H, 128]`` uint8 (E4M3 bytes), contiguous.
+        launches: to add to.
+        q: ``[total_q, H, 128]`` uint8 (E4M3 bytes), contiguous.
         keys: the workspace, see :mod:`kernel.backends.triton.prefill`; its dtype decides the precision.
         tiles: ``[n, TILE_FIELDS]`` int32, see :mod:`kernel.backends.triton.plan`.
         scores: ``[H, total_q, S]`` float32 with ``stride(2) == 1``, where every cell of the tiles' rows is
-        written;
-            with ``maxima``, ``[groups, rows, 16]`` float32, contiguous, where the blocks of the tiles' rows
-            are.
+            written; with ``maxima``, ``[groups, rows, 16]`` float32, contiguous, where the blocks of the
+            tiles' rows are.
         maxima: ``[groups, rows]`` float32, contiguous, the maxima of each group of 16.
         row_info: ``[2, rows]`` int32, contiguous, with ``maxima``: each row's ``nb``, and its number in
-        ``q``.
+            ``q``.
         num_heads: H.
         init_blocks: blocks forced at a row's start.
         local_blocks: blocks forced at a row's end.
@@ -241,9 +242,11 @@ def score_tiles(
         from kernel.backends.triton.hopper import prefill
 
         descriptor = prefill.key_descriptor(keys)
-        launch(prefill.score_kernel, grid, q, descriptor, *arguments, **options, num_warps=prefill.WARPS)
+        launches.add(
+            prefill.score_kernel, grid, q, descriptor, *arguments, **options, num_warps=prefill.WARPS
+        )
     else:
-        launch(_score_kernel, grid, q, keys, *arguments, **options, PTX=ptx, num_warps=tuning.warps)
+        launches.add(_score_kernel, grid, q, keys, *arguments, **options, PTX=ptx, num_warps=tuning.warps)
 
 
 # ---- Dequantisation to a workspace ``[blocks * 128, 128]`` in block order, float16 or E4M3 bytes ----
@@ -278,6 +281,7 @@ def _dequantize_kernel(
 
 
 def dequantize_pages(
+    launches: Launches,
     pages: torch.Tensor,
     block_table: torch.Tensor,
     table_cells: torch.Tensor,
@@ -288,6 +292,7 @@ def dequantize_pages(
     """Write the keys of some pages, in the order of dims that :mod:`kernel.backends.triton.e4m3` describes.
 
     Args:
+        launches: to add to.
         pages: ``[num_pages, 9216]`` uint8, any page stride.
         block_table: ``[rows, columns]`` int32, contiguous; ids are clamped to the cache.
         table_cells: ``[blocks]`` int64, cells of the flattened table.
@@ -296,7 +301,7 @@ def dequantize_pages(
         ptx: whether the device executes PTX for sm_89 or newer.
     """
     exact = keys.dtype == torch.float16
-    launch(
+    launches.add(
         _dequantize_kernel,
         (table_cells.numel(),),
         pages,

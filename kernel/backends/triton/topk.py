@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from kernel.backends.base import Order
-from kernel.backends.triton.launch import launch
+from kernel.backends.triton.launch import Launches
 from kernel.backends.triton.topk_many import (
     LIST_ENTRIES,
     WIDTH,
@@ -162,6 +162,8 @@ def few_rows_kernel(
 
 MANY_ROWS = 1024
 """Rows from which on a thread a row is faster than a program a row."""
+MANY_DECODED_ROWS = 4096
+"""The same for decode, where a thread a row needs a launch more, for the maxima."""
 _ROWS = 32
 
 
@@ -187,9 +189,12 @@ class DecodeRows:
     """Blocks of all requests together, at most."""
     tokens: int
     """Tokens of the scores."""
+    row_info: torch.Tensor | None = None
+    """``[2, rows]`` int32 of ``MANY_DECODED_ROWS`` or more: each row's ``nb``, and its number in ``q``."""
 
 
 def select_grouped(
+    launches: Launches,
     scores: torch.Tensor,
     maxima: torch.Tensor,
     num_blocks: torch.Tensor,
@@ -201,6 +206,7 @@ def select_grouped(
     """Select from scores in groups, as :func:`kernel.backends.triton.prefill.score_tiles` leaves them.
 
     Args:
+        launches: to add to.
         scores: ``[groups, rows, 16]`` float32, contiguous; ``-inf`` past a row's blocks.
         maxima: ``[groups, rows]`` float32, contiguous.
         num_blocks: ``[rows]`` int32.
@@ -211,19 +217,27 @@ def select_grouped(
     """
     strides = (scores.stride(1), 0, scores.stride(0), *block_ids.stride())
     if block_ids.shape[2] <= WIDTH and rows >= MANY_ROWS:
-        _launch_many(rows, scores, maxima, num_blocks, row_ids, block_ids, 1, strides, by_block, True, True)
+        of_rows = (maxima, num_blocks, row_ids)
+        _add_many(launches, rows, scores, of_rows, block_ids, 1, strides, by_block, True, True)
     else:
         width = scores.shape[0] * 16
         requests = (num_blocks, row_ids, row_ids, row_ids, row_ids)
-        _launch_few(rows, scores, requests, block_ids, width, 1, strides, by_block, True)
+        _add_few(launches, rows, scores, requests, block_ids, width, 1, strides, by_block, True)
 
 
 def select_decoded(
-    scores: torch.Tensor, rows: DecodeRows, block_ids: torch.Tensor, by_block: bool, *, pdl: bool
+    launches: Launches,
+    scores: torch.Tensor,
+    rows: DecodeRows,
+    block_ids: torch.Tensor,
+    by_block: bool,
+    *,
+    pdl: bool,
 ) -> None:
     """Select from scores in groups, as :mod:`kernel.backends.triton.decode` leaves them.
 
     Args:
+        launches: to add to.
         scores: ``[groups, rows, 16]`` float32, contiguous.
         rows: whose they are.
         block_ids: ``[H, total_q, k]`` int32, the cells of those rows are written.
@@ -231,8 +245,17 @@ def select_decoded(
         pdl: whether the device starts this kernel's programs while the previous kernel ends.
     """
     strides = (scores.stride(1), 0, scores.stride(0), *block_ids.stride())
+    if block_ids.shape[2] <= WIDTH and rows.row_info is not None and rows.row_info.shape[1]:
+        num_blocks, row_ids = rows.row_info.unbind()
+        groups, count, _ = scores.shape
+        of_scores = (0, scores.stride(1), scores.stride(0))
+        maxima = _add_maxima(launches, groups, count, scores, num_blocks, count, of_scores)
+        of_rows = (maxima, num_blocks, row_ids)
+        _add_many(launches, count, scores, of_rows, block_ids, 1, strides, by_block, True, False)
+        return
     requests = (rows.query_starts, rows.query_starts, rows.query_ends, rows.seq_lens, rows.out_starts)
-    _launch_few(
+    _add_few(
+        launches,
         scores.shape[1],
         scores,
         requests,
@@ -248,47 +271,59 @@ def select_decoded(
 
 
 def select_scores(
-    scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
+    launches: Launches,
+    scores: torch.Tensor,
+    num_blocks: torch.Tensor,
+    block_ids: torch.Tensor,
+    order: Order,
 ) -> None:
-    """Select from plain scores, see :meth:`kernel.backends.base.Backend.topk`."""
+    """Select from plain scores, not empty; see :meth:`kernel.backends.base.Backend.topk`."""
     heads, total_q, width = scores.shape
     k, rows, by_block = block_ids.shape[2], heads * total_q, order == "block"
-    if not rows:
-        return
-    if not width:
-        block_ids.fill_(-1)
-        return
     strides = (scores.stride(0), scores.stride(1), 16, *block_ids.stride())
     if k <= WIDTH and rows >= MANY_ROWS:
         groups = triton.cdiv(width, 16)
-        maxima = torch.empty((groups, rows), dtype=torch.float32, device=scores.device)
-        launch(
-            maxima_kernel,
-            (triton.cdiv(rows, 32), triton.cdiv(groups, 16)),
-            scores,
-            num_blocks,
-            maxima,
-            rows,
-            total_q,
-            *strides[:2],
-            ROWS=32,
-            GROUPS=16,
-            num_warps=8,
-        )
+        maxima = _add_maxima(launches, groups, rows, scores, num_blocks, total_q, strides[:3])
         padded = width % 16 == 0
-        _launch_many(
-            rows, scores, maxima, num_blocks, num_blocks, block_ids, total_q, strides, by_block, False, padded
-        )
+        of_rows = (maxima, num_blocks, num_blocks)
+        _add_many(launches, rows, scores, of_rows, block_ids, total_q, strides, by_block, False, padded)
     else:
-        _launch_few(rows, scores, (num_blocks,) * 5, block_ids, width, total_q, strides, by_block, False)
+        requests = (num_blocks,) * 5
+        _add_few(launches, rows, scores, requests, block_ids, width, total_q, strides, by_block, False)
 
 
-def _launch_many(
+def _add_maxima(
+    launches: Launches,
+    groups: int,
     rows: int,
     scores: torch.Tensor,
-    maxima: torch.Tensor,
     num_blocks: torch.Tensor,
-    row_ids: torch.Tensor,
+    total_q: int,
+    strides: tuple[int, ...],
+) -> torch.Tensor:
+    """The maxima ``[groups, rows]`` of each 16 blocks; ``strides`` are those of a head, a token, a group."""
+    maxima = launches.empty((groups, rows))
+    launches.add(
+        maxima_kernel,
+        (triton.cdiv(rows, 32), triton.cdiv(groups, 16)),
+        scores,
+        num_blocks,
+        maxima,
+        rows,
+        total_q,
+        *strides,
+        ROWS=32,
+        GROUPS=16,
+        num_warps=8,
+    )
+    return maxima
+
+
+def _add_many(
+    launches: Launches,
+    rows: int,
+    scores: torch.Tensor,
+    of_rows: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     block_ids: torch.Tensor,
     total_q: int,
     strides: tuple[int, ...],
@@ -297,15 +332,13 @@ def _launch_many(
     padded: bool,
 ) -> None:
     heads, _, k = block_ids.shape
-    groups = torch.empty((WIDTH, rows), dtype=torch.int32, device=scores.device)
-    entries = torch.empty((LIST_ENTRIES, rows), dtype=torch.int64, device=scores.device)
-    launch(
+    groups = launches.empty((WIDTH, rows), torch.int32)
+    entries = launches.empty((LIST_ENTRIES, rows), torch.int64)
+    launches.add(
         many_rows_kernel,
         (triton.cdiv(rows, _ROWS),),
         scores,
-        maxima,
-        num_blocks,
-        row_ids,
+        *of_rows,
         groups,
         entries,
         block_ids,
@@ -322,7 +355,8 @@ def _launch_many(
     )
 
 
-def _launch_few(
+def _add_few(
+    launches: Launches,
     rows: int,
     scores: torch.Tensor,
     requests: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
@@ -339,9 +373,9 @@ def _launch_few(
     heads, _, k = block_ids.shape
     groups = max(16, triton.next_power_of_2(triton.cdiv(width, 16)))
     listed = 64 if k <= WIDTH else 128
-    entries = torch.empty((rows, listed), dtype=torch.int64, device=scores.device)
+    entries = launches.empty((rows, listed), torch.int64)
     batch = requests[4].shape[0] if max_queries else 0
-    launch(
+    launches.add(
         few_rows_kernel,
         (rows,),
         scores,

@@ -210,6 +210,7 @@ def maxima_kernel(
     total_q,
     head_stride,
     token_stride,
+    group_stride,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
@@ -222,7 +223,8 @@ def maxima_kernel(
         block = first + tl.arange(0, GROUPS * 16)
         start = scores_ptr + head.to(tl.int64) * head_stride + token.to(tl.int64) * token_stride
         seen = block[None, :] < nb[:, None]
-        scores = cleaned(tl.load(start[:, None] + block[None, :], mask=seen, other=float("-inf")))
+        cells = (block // 16).to(tl.int64) * group_stride + block % 16
+        scores = cleaned(tl.load(start[:, None] + cells[None, :], mask=seen, other=float("-inf")))
         maxima = tl.max(scores.reshape(ROWS, GROUPS, 16), 2)
         group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
         cells = maxima_ptr + group.to(tl.int64)[None, :] * rows_total + row[:, None]
@@ -344,7 +346,7 @@ def many_rows_kernel(
     tile = _group_scores(scores_ptr, start, chosen, group_stride, nb, PADDED)
     following_group = _chosen_group(groups_ptr, rows_total, row, count, 1)
     for i in tl.range(0, most_chosen):
-        scores = columns(tile if GROUPED else cleaned(tile), ROWS)
+        scores = columns(tile if GROUPED and PADDED else cleaned(tile), ROWS)
         first_block = chosen * 16
         visible = tl.where(chosen >= 0, nb - first_block, 0)
         chosen = following_group
