@@ -23,6 +23,7 @@ from kernel.checks import check_finite
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, PAGE_BYTES
 from kernel.errors import IndexerError, InvalidArgumentError, OutOfPagesError, UnknownSequenceError
 from kernel.page import blocks_of, codes_of, scales_of
+from kernel.step import uploaded
 
 # ---- Page allocator: free pages and reference counts; integers, no torch ----
 
@@ -149,8 +150,8 @@ class DeviceTables:
         """Cells of each row that are not -1."""
         self._free: list[int] = []
 
-    def rows(self, sequences: Sequence[_Sequence]) -> list[int]:
-        """Rows of some sequences, up to date."""
+    def gather(self, sequences: Sequence[_Sequence], columns: int) -> torch.Tensor:
+        """The tables of some sequences, ``[len(sequences), columns]``, up to date. Waits for nothing."""
         places: list[int] = []
         values: list[int] = []
         behind: list[_Sequence] = []
@@ -166,17 +167,15 @@ class DeviceTables:
             values.extend([-1] * (end - blocks))
             self._written[row] = end  # should the copy fail, whatever it wrote is written again
             behind.append(sequence)
+        rows = [sequence.row for sequence in sequences]
+        cells, page_ids, chosen = uploaded(
+            [np.array(numbers, dtype=np.int64) for numbers in (places, values, rows)], self._table.device
+        )
         if places:
-            pairs = torch.tensor([places, values], dtype=torch.int64, device="cpu").to(self._table.device)
-            self._table.view(-1)[pairs[0]] = pairs[1].to(torch.int32)
+            self._table.view(-1)[cells] = page_ids.to(torch.int32)
         for sequence in behind:
             sequence.synced = self._written[sequence.row] = len(sequence.pages)
-        return [sequence.row for sequence in sequences]
-
-    def gather(self, sequences: Sequence[_Sequence], columns: int) -> torch.Tensor:
-        """The tables of some sequences, ``[len(sequences), columns]``."""
-        rows = torch.tensor(self.rows(sequences), dtype=torch.int64, device="cpu").to(self._table.device)
-        return self._table[:, :columns].index_select(0, rows)
+        return self._table[:, :columns].index_select(0, chosen)
 
     def drop(self, sequence: _Sequence) -> None:
         """Gives a sequence's row back."""
@@ -272,16 +271,19 @@ class PagedKeyCache:
             InvalidArgumentError: a sequence would exceed the longest context, or a key is not finite.
             OutOfPagesError: too few free pages for all of them.
         """
+        for row, (seq, added) in enumerate(zip(seqs, lens)):
+            check_room(self.length(seq), added, "k.shape[0]" if len(seqs) == 1 else f"lens[{row}]")
+        check_finite("k", keys)  # not before: only now is their number known to be one that can be read
         with self.appending(seqs, lens, keys):
             pass
 
     @contextmanager
     def appending(self, seqs: Sequence[int], lens: Sequence[int], keys: torch.Tensor) -> Iterator[None]:
-        """As :meth:`append`, undone when the body raises. The body changes nothing else of the cache."""
+        """As :meth:`append`, of keys and lengths that the caller checked, undone when the body raises.
+
+        Waits for nothing. The body changes nothing else of the cache.
+        """
         sequences = [self._get(seq) for seq in seqs]
-        for row, (sequence, added) in enumerate(zip(sequences, lens)):
-            check_room(sequence.length, added, "k.shape[0]" if len(seqs) == 1 else f"lens[{row}]")
-        check_finite("k", keys)  # not before: only now is their number known to be one that can be read
         keys = keys.detach().contiguous()
         appends = [_Append.of(sequence, added) for sequence, added in zip(sequences, lens) if added]
         if not appends:
@@ -298,15 +300,14 @@ class PagedKeyCache:
                 for append in appends
                 if append.take(fresh) and append.partial is not None
             ]
+            numbers = [np.array(copied, dtype=np.int64).reshape(-1, 2).T]
+            numbers.append(np.concatenate([append.slots() for append in appends]))
+            (sources, targets), slots = uploaded(numbers, self.pages.device)
             if copied:
-                sources, targets = torch.tensor(copied, dtype=torch.int64, device="cpu").T.to(
-                    self.pages.device
-                )
                 self.pages[targets] = self.pages[sources]
                 for source, _ in copied:
                     self.allocator.release([source])
-            slots = torch.from_numpy(np.concatenate([append.slots() for append in appends]))
-            self._backend.insert(keys, self.pages, slots.to(self.pages.device))
+            self._backend.insert(keys, self.pages, slots)
             for append in appends:
                 append.sequence.length = append.end
             yield
@@ -334,7 +335,8 @@ class PagedKeyCache:
         """Drop a sequence's last keys, once the body has run.
 
         Pages that no other sequence holds are zeroed and become free. A partial last page that others share
-        is replaced by a copy. Nothing is changed when this or the body raises.
+        is replaced by a copy. Nothing is changed when the body raises, or this does before it. Dropping that
+        has begun is completed, also when it raises: keys may be gone.
 
         Args:
             seq: a live sequence.
@@ -455,7 +457,7 @@ class PagedKeyCache:
         if not pages:
             return
         try:
-            self.pages.index_fill_(0, torch.tensor(pages, dtype=torch.int64, device=self.pages.device), 0)
+            self.pages.index_fill_(0, uploaded([np.array(pages, dtype=np.int64)], self.pages.device)[0], 0)
         except (RuntimeError, MemoryError):  # where memory ran out there is none for the ids
             for page in pages:
                 self.pages[page].zero_()

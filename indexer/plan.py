@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kernel import operators
 from kernel.arguments import as_int, check_int
-from kernel.checks import check_tensor
+from kernel.checks import check_lengths, check_tensor
 from kernel.contract import HEAD_DIM, MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import quantize_query
@@ -152,47 +152,6 @@ def host_lengths(query_lens: HostInts, seq_lens: HostInts, table_rows: int) -> L
     return Lengths.consecutive(queries, keys)
 
 
-def check_lengths(query_lens: IntArray, seq_lens: IntArray) -> None:
-    """Refuse lengths outside the contract, naming the first request that has one."""
-    negative = np.flatnonzero(query_lens < 0)
-    if negative.size:
-        row = int(negative[0])
-        raise InvalidArgumentError(
-            f"query_lens[{row}]", int(query_lens[row]), "must be 0 or more", "pass 0 for a request of no row"
-        )
-    missing = np.flatnonzero(seq_lens < query_lens)
-    if missing.size:
-        row = int(missing[0])
-        raise InvalidArgumentError(
-            f"seq_lens[{row}]",
-            int(seq_lens[row]),
-            f"must be at least its {query_lens[row]} queries",
-            "count this step's tokens in",
-        )
-    too_long = np.flatnonzero(seq_lens > MAX_SEQ_LEN)
-    if too_long.size:
-        row = int(too_long[0])
-        raise InvalidArgumentError(
-            f"seq_lens[{row}]",
-            int(seq_lens[row]),
-            f"must be at most {MAX_SEQ_LEN}",
-            "shorten the context to what the model was made for",
-        )
-
-
-def check_table_width(block_table: torch.Tensor, lengths: Lengths) -> None:
-    """Refuse a block table that is narrower than the longest request."""
-    if block_table.shape[1] < lengths.max_blocks:
-        row = int(lengths.num_blocks.argmax())
-        raise InvalidArgumentError(
-            "block_table.shape[1]",
-            block_table.shape[1],
-            f"must be at least {lengths.max_blocks}, the blocks of seq_lens[{lengths.table_rows[row]}] = "
-            f"{lengths.seq_lens[row]}",
-            "widen the block table",
-        )
-
-
 def integers(argument: str, values: HostInts) -> IntArray:
     """Whole numbers of a list, a tuple, a flat numpy array or a flat CPU tensor, as int64."""
     if (
@@ -272,3 +231,21 @@ def device_lengths(
             "widen the block table or lower max_seq_len",
         )
     return DeviceLengths(cu_seqlens_q, seq_lens, queries, keys)
+
+
+MAX_WORKSPACE_BYTES = 1 << 30
+"""Most bytes of a run's scores where lengths are on the device: as its bounds say, whatever the lengths."""
+
+
+def check_workspace(total_q: int, num_heads: int, lengths: DeviceLengths) -> None:
+    """Refuse bounds whose scores, which a selection keeps at each run, take too much memory."""
+    blocks = blocks_of(lengths.max_seq_len)
+    size = 4 * total_q * num_heads * blocks
+    if size > MAX_WORKSPACE_BYTES:
+        raise InvalidArgumentError(
+            "total_q",
+            total_q,
+            f"their scores, {num_heads} heads x {blocks} blocks each, take {size} bytes at a run, of "
+            f"{MAX_WORKSPACE_BYTES} allowed",
+            "plan fewer requests or a shorter max_seq_len, or plan with query_lens on the host",
+        )

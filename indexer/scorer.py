@@ -24,7 +24,7 @@ from indexer.pipeline import (
 from indexer.plan import (
     HostInts,
     IndexPlan,
-    check_table_width,
+    check_workspace,
     device_lengths,
     host_lengths,
     integers,
@@ -39,6 +39,7 @@ from kernel.checks import (
     check_order,
     check_ragged_tensors,
     check_scores_buffer,
+    check_table_width,
     check_tensor,
     check_topk,
     checked_requests,
@@ -184,7 +185,7 @@ class IndexScorer:
     @untraced
     def truncate_sequence(self, seq: int, length: int) -> None:
         """Drop the last keys of a sequence, those of rejected drafts for one. Pages that no sequence holds
-        any more are zeroed and become free.
+        any more are zeroed and become free. The keys are dropped too when the device fails at that.
 
         Args:
             seq: a live sequence.
@@ -222,7 +223,7 @@ class IndexScorer:
         Args:
             sequences: live sequences.
             out: ``[batch, max_blocks]`` int32 to write to, a captured graph's for one; at least as many rows
-                and blocks. Rows past the sequences are left alone.
+                and blocks. Every column of the sequences' rows is written; rows past them are left alone.
 
         Returns:
             ``[len(sequences), blocks of the longest]`` int32, or ``out``; -1 past a sequence's blocks.
@@ -245,6 +246,7 @@ class IndexScorer:
                 )
             table = self._cache.block_tables(sequences, min(out.shape[1], self.num_pages))
             out[: len(sequences), : table.shape[1]].copy_(table)
+            out[: len(sequences), table.shape[1] :].fill_(-1)
             return out
 
     @untraced
@@ -293,7 +295,8 @@ class IndexScorer:
                 16. Rows past it are selected no block.
             max_seq_len: with ``cu_seqlens_q``: most keys of a request; a longer one is read as if it ended
                 with the block that this many keys end in.
-            total_q: with ``cu_seqlens_q``: rows of ``q``; ``batch * max_query_len`` when None.
+            total_q: with ``cu_seqlens_q``: rows of ``q``; ``batch * max_query_len`` when None. Scores of so
+                many rows on ``max_seq_len`` keys, the workspace of a run, may take 1 GiB.
             topk: blocks to select, 1 to ``MAX_TOPK`` (64); as configured when None. Likewise the next three.
             init_blocks: blocks forced at a row's start.
             local_blocks: blocks forced at a row's end.
@@ -360,6 +363,7 @@ class IndexScorer:
                 rows = rows if total_q is None else check_int("total_q", total_q)
                 if rows < 0:
                     raise InvalidArgumentError("total_q", rows, "must be 0 or more", "pass the rows of q")
+                check_workspace(rows, heads, lengths)
                 if not table.is_contiguous():
                     raise InvalidArgumentError(
                         "block_table.stride()",

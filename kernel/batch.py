@@ -77,15 +77,13 @@ class ScoreBatch:
         return replace(self, requests=tuple(requests))
 
     def num_blocks_per_query(self) -> torch.Tensor:
-        """``nb`` of every query token: ``[total_q]`` int32 on the host, ``pos // 128 + 1``."""
-        return causal_blocks(self.requests, self.total_q)
+        """``nb`` of every query token: ``[total_q]`` int32 on the host, ``pos // 128 + 1``; 0 in no request.
 
-
-def causal_blocks(requests: Iterable[Request], total_q: int) -> torch.Tensor:
-    """``nb`` of every query token of some requests: ``[total_q]`` int32 on the host, 0 for others' tokens."""
-    num_blocks = torch.zeros(total_q, dtype=torch.int32, device="cpu")
-    for request in requests:
-        positions = torch.arange(request.prefix_len, request.seq_len, dtype=torch.int32, device="cpu")
-        rows = slice(request.query_start, request.query_start + request.query_len)
-        num_blocks[rows] = positions // BLOCK_TOKENS + 1
-    return num_blocks
+        For the oracle and tests; plans have :meth:`kernel.step.Lengths.blocks_per_query`.
+        """
+        num_blocks = torch.zeros(self.total_q, dtype=torch.int32, device="cpu")
+        for request in self.requests:
+            positions = torch.arange(request.prefix_len, request.seq_len, dtype=torch.int32, device="cpu")
+            rows = slice(request.query_start, request.query_start + request.query_len)
+            num_blocks[rows] = positions // BLOCK_TOKENS + 1
+        return num_blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from kernel.arguments import check_int, has_shape, shape_remedy
@@ -12,6 +13,7 @@ from kernel.batch import Request, ScoreBatch
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 from kernel.page import as_pages
+from kernel.step import IntArray, Lengths
 
 
 def check_heads(num_heads: int) -> int:
@@ -191,9 +193,9 @@ def checked_requests(
         InvalidArgumentError: naming the argument, its value, the limit and the remedy.
     """
     check_ragged_tensors(block_table, cu_seqlens_q, seq_lens, pages.device)
-    requests = _requests(cu_seqlens_q.tolist(), seq_lens.tolist(), total_q)
-    _check_block_table(block_table, requests, num_pages=pages.shape[0])
-    return requests
+    lengths = _lengths(cu_seqlens_q.tolist(), seq_lens.tolist(), total_q)
+    _check_block_table(block_table, lengths, num_pages=pages.shape[0])
+    return lengths.requests()
 
 
 def check_scores_buffer(
@@ -283,7 +285,7 @@ def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tuple[Request, ...]:
+def _lengths(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> Lengths:
     if cu_seqlens_q[0] != 0:
         raise InvalidArgumentError(
             "cu_seqlens_q[0]", cu_seqlens_q[0], "must be 0", "pass exclusive prefix sums"
@@ -303,42 +305,56 @@ def _requests(cu_seqlens_q: list[int], seq_lens: list[int], total_q: int) -> tup
             f"must be total_q = {total_q}",
             "pass q and its offsets together",
         )
-    requests = []
-    for i, seq_len in enumerate(seq_lens):
-        query_len = cu_seqlens_q[i + 1] - cu_seqlens_q[i]
-        if seq_len < query_len:
-            raise InvalidArgumentError(
-                f"seq_lens[{i}]",
-                seq_len,
-                f"must be at least its {query_len} queries",
-                "count this step's tokens in",
-            )
-        if seq_len > MAX_SEQ_LEN:
-            raise InvalidArgumentError(
-                f"seq_lens[{i}]",
-                seq_len,
-                f"must be at most {MAX_SEQ_LEN}",
-                "shorten the context to what the model was made for",
-            )
-        requests.append(Request(i, cu_seqlens_q[i], query_len, seq_len))
-    return tuple(requests)
+    lengths = Lengths.consecutive(np.diff(cu_seqlens_q), np.array(seq_lens, dtype=np.int64))
+    check_lengths(lengths.query_lens, lengths.seq_lens)
+    return lengths
 
 
-def _check_block_table(block_table: torch.Tensor, requests: tuple[Request, ...], num_pages: int) -> None:
-    longest = max(requests, key=lambda request: request.num_blocks, default=None)
-    if longest is None:
-        return
-    if block_table.shape[1] < longest.num_blocks:
+def check_lengths(query_lens: IntArray, seq_lens: IntArray) -> None:
+    """Refuse lengths outside the contract, naming the first request that has one."""
+    negative = np.flatnonzero(query_lens < 0)
+    if negative.size:
+        row = int(negative[0])
+        raise InvalidArgumentError(
+            f"query_lens[{row}]", int(query_lens[row]), "must be 0 or more", "pass 0 for a request of no row"
+        )
+    missing = np.flatnonzero(seq_lens < query_lens)
+    if missing.size:
+        row = int(missing[0])
+        raise InvalidArgumentError(
+            f"seq_lens[{row}]",
+            int(seq_lens[row]),
+            f"must be at least its {query_lens[row]} queries",
+            "count this step's tokens in",
+        )
+    too_long = np.flatnonzero(seq_lens > MAX_SEQ_LEN)
+    if too_long.size:
+        row = int(too_long[0])
+        raise InvalidArgumentError(
+            f"seq_lens[{row}]",
+            int(seq_lens[row]),
+            f"must be at most {MAX_SEQ_LEN}",
+            "shorten the context to what the model was made for",
+        )
+
+
+def check_table_width(block_table: torch.Tensor, lengths: Lengths) -> None:
+    """Refuse a block table that is narrower than the longest request."""
+    if block_table.shape[1] < lengths.max_blocks:
+        row = int(lengths.num_blocks.argmax())
         raise InvalidArgumentError(
             "block_table.shape[1]",
             block_table.shape[1],
-            f"must be at least {longest.num_blocks}, the blocks of seq_lens[{longest.table_row}] = "
-            f"{longest.seq_len}",
+            f"must be at least {lengths.max_blocks}, the blocks of seq_lens[{lengths.table_rows[row]}] = "
+            f"{lengths.seq_lens[row]}",
             "widen the block table",
         )
+
+
+def _check_block_table(block_table: torch.Tensor, lengths: Lengths, num_pages: int) -> None:
+    check_table_width(block_table, lengths)
     device = block_table.device
-    num_blocks = [request.num_blocks for request in requests]
-    used_blocks = torch.tensor(num_blocks, dtype=torch.int64, device=device)
+    used_blocks = torch.from_numpy(lengths.num_blocks).to(device)
     columns = torch.arange(block_table.shape[1], dtype=torch.int64, device=device)
     outside = ((block_table < 0) | (block_table >= num_pages)) & (columns < used_blocks[:, None])
     if bool(outside.any()):

@@ -30,11 +30,12 @@ from indexer.plan import IndexPlan
 from indexer.scorer import KEY_DTYPES, IndexScorer, append_lens, check_truncation, untraced
 from kernel.arguments import as_int, check_int
 from kernel.backends.base import Backend, Order
-from kernel.batch import Request, causal_blocks
+from kernel.batch import Request
 from kernel.checks import check_finite, check_heads, check_tensor
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError, RankLostError, UnknownSequenceError
 from kernel.page import blocks_of
+from kernel.step import uploaded
 
 # ---- How heads and context are divided among ranks ----
 
@@ -93,6 +94,7 @@ class Share:
         division: this rank's place.
         q: ``[total_q, heads, 128]`` float8_e4m3fn of its heads.
         requests: with what it holds.
+        num_blocks: ``[total_q]`` int32, ``nb`` of every query token.
         num_score_blocks: blocks of the longest request, ``S``.
         options: of the call.
         times: the call's stages.
@@ -103,6 +105,7 @@ class Share:
     division: Division
     q: torch.Tensor
     requests: Sequence[HeldRequest]
+    num_blocks: torch.Tensor
     num_score_blocks: int
     options: ScoreOptions
     times: StageTimes
@@ -170,9 +173,7 @@ class Scores:
             shares = self.gathered.view(division.head_groups, division.context_ranks, *self.payload.shape)
             merge_scores(shares, share.requests, self._scores)
         with share.times.stage("topk"):
-            requests = [held.request for held in share.requests]
-            num_blocks = causal_blocks(requests, self._scores.shape[1]).to(share.backend.device)
-            share.backend.topk(self._scores, num_blocks, self._block_ids, share.options.order)
+            share.backend.topk(self._scores, share.num_blocks, self._block_ids, share.options.order)
         return self._block_ids, self._scores
 
 
@@ -327,22 +328,14 @@ class DistributedIndexScorer(IndexScorer):
                 for row, (striped, count) in enumerate(zip(before, added)):
                     check_room(striped.length, count, "k.shape[0]" if len(seqs) == 1 else f"lens[{row}]")
                 check_finite("k", k)
-                after = [
-                    _Striped(
-                        striped.length + count,
-                        striped.first_rank if striped.length else self._emptiest_rank(),
-                    )
-                    for striped, count in zip(before, added)
-                ]
+                after = self._appended(before, added)
                 held = [
-                    self._division.stripe(new.first_rank).tokens(old.length, new.length)
+                    self._division.stripe(new.first_rank).tokens(old.length, new.length).numpy()
                     for old, new in zip(before, after)
                 ]
-                own = (
-                    k
-                    if self.context_ranks == 1
-                    else k[torch.cat([torch.zeros(0, dtype=torch.bool, device="cpu"), *held]).to(k.device)]
-                )
+                own = k
+                if self.context_ranks > 1 and held:
+                    own = k[uploaded([np.flatnonzero(np.concatenate(held))], k.device)[0]]
                 undo.enter_context(self._cache.appending(seqs, [int(one.sum()) for one in held], own))
             for one, new in zip(seqs, after):
                 self._striped[int(one)] = new
@@ -457,14 +450,15 @@ class DistributedIndexScorer(IndexScorer):
                     statement.says([int(seq) for seq in sequences], lens, q.dtype, *selected_by)
                     statement.says(scored)
                     held = [self._held(*pair) for pair in zip(requests, sequences)]
-                    num_blocks = causal_blocks(requests, q.shape[0]).to(self.device)
+                    (num_blocks,) = uploaded([lengths.blocks_per_query(q.shape[0])], self.device)
                 share = Share(
                     backend=self._backend,
                     scorer=self._share,
                     division=self._division,
                     q=self._quantized(q[:, self._division.heads], times),
                     requests=held,
-                    num_score_blocks=max((request.num_blocks for request in requests), default=0),
+                    num_blocks=num_blocks,
+                    num_score_blocks=lengths.max_blocks,
                     options=options,
                     times=times,
                 )
@@ -487,9 +481,16 @@ class DistributedIndexScorer(IndexScorer):
             raise UnknownSequenceError(seq)
         return self._striped[number]
 
-    def _emptiest_rank(self) -> int:
-        free = self._agreement.free_pages[: self.context_ranks]
-        return free.index(max(free))
+    def _appended(self, before: Sequence[_Striped], added: Sequence[int]) -> list[_Striped]:
+        """Sequences with more tokens. New ones begin on the ranks that then have the most free pages."""
+        ranks = self.context_ranks
+        free, after = list(self._agreement.free_pages[:ranks]), []
+        for old, count in zip(before, added):
+            first = old.first_rank if old.length else free.index(max(free))
+            after.append(_Striped(old.length + count, first))
+            for block in range(blocks_of(old.length), blocks_of(old.length + count)):
+                free[(first + block) % ranks] -= 1
+        return after
 
     def _held(self, request: Request, seq: int) -> HeldRequest:
         first_rank = self._striped_of(seq).first_rank

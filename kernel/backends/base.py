@@ -126,7 +126,10 @@ class Backend(Protocol):
 
 
 class PlannedBackend:
-    """Calls that are planned and run once."""
+    """Calls that are planned and run once; by default one path."""
+
+    max_decode_queries: int = 0
+    max_device_rows: int = 64
 
     def plan(self, step: Step) -> Plan:
         """See :class:`Backend`."""

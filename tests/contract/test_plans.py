@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -228,6 +230,59 @@ def test_wrong_plans_are_refused(change: dict[str, object], message: str) -> Non
     scorer = IndexScorer(IndexerConfig(1, 0, backend="cpu"))
     with pytest.raises(InvalidArgumentError, match=message):
         scorer.plan(call.block_table[:, :22], **{**arguments, **change})  # type: ignore[arg-type]
+
+
+class CallsAbove:
+    """Counts Python's calls, and those of built-in functions, but what a backend calls."""
+
+    def __init__(self) -> None:
+        self.count = self._inside = 0
+
+    def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
+        of_backend = "backends" in frame.f_code.co_filename
+        if event == "return":
+            self._inside -= of_backend
+        elif event == "call" and of_backend:
+            self._inside += 1
+        elif event in ("call", "c_call") and not self._inside:
+            self.count += 1
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_a_run_has_no_loop_over_requests_above_the_backend(name: str, on_device: bool) -> None:
+    """As many calls for 200 requests as for one."""
+    backend, counts = registry.create(name), []
+    for requests in (1, 200):
+        call = random_call([(130, 1)] * requests, 1, seed=31, padding_columns=22)
+        plan = on_device_lengths(backend, call, requests) if on_device else on_host_lengths(backend, call)
+        q, out = call.q.float(), torch.empty(1, requests, 4, dtype=torch.int32)
+        for _ in range(2):  # the first one reads the plan's numbers, and imports
+            calls = CallsAbove()
+            sys.setprofile(calls)
+            try:
+                plan.select(q, call.pages)
+                plan.select(q, call.pages, out=out)
+                plan.score(q, call.pages)
+            finally:
+                sys.setprofile(None)
+        counts.append(calls.count)
+    assert counts[0] == counts[1] > 50
+
+
+def test_workspaces_of_device_lengths_are_bounded() -> None:
+    """What bounds say that a run would allocate is refused when it is planned, on every backend."""
+    offsets, lens = torch.zeros(1025, dtype=torch.int32), torch.zeros(1024, dtype=torch.int32)
+    table = torch.zeros(1, 8192, dtype=torch.int32).repeat(1024, 1)
+    scorer = IndexScorer(IndexerConfig(4, 0, backend="cpu"))
+    bounds = {"cu_seqlens_q": offsets, "seq_lens": lens, "max_query_len": 16, "max_seq_len": 1 << 20}
+    with pytest.raises(
+        InvalidArgumentError,
+        match="total_q = 16384: their scores, 4 heads x 8192 blocks each, take 2147483648 bytes at a run, of "
+        "1073741824 allowed; plan fewer",
+    ):
+        scorer.plan(table, **bounds)  # type: ignore[arg-type]
+    assert scorer.plan(table, **bounds, total_q=8192).total_q == 8192  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

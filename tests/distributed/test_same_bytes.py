@@ -9,12 +9,14 @@ from typing import Any
 import ml_dtypes  # noqa: F401 - case files hold bfloat16
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from indexer import IndexerConfig, IndexScorer
 from indexer.case import Case, read_case
+from indexer.distributed import DistributedIndexScorer
 from kernel.backends import registry
 from tests.distributed.conftest import CONFIG, DIVISIONS, Worlds
 from tests.support.cases import CODE, CUT, more_case
@@ -208,6 +210,17 @@ def test_nothing_to_score(worlds: Worlds) -> None:
         Step("free_sequence", (0,)),
     ]
     worlds.check(script)
+
+
+def test_new_sequences_of_one_append_are_spread_over_the_ranks() -> None:
+    """Six sequences of one key each take two pages of each of three ranks."""
+
+    def pages_used(scorer: DistributedIndexScorer) -> int:
+        sequences = [scorer.add_sequence() for _ in range(6)]
+        scorer.append_keys(sequences, torch.from_numpy(values(0, 6, 128)))
+        return CONFIG.num_pages - scorer._cache.allocator.num_free
+
+    assert ThreadRanks(CONFIG, 3, 1).run(pages_used) == [2, 2, 2]
 
 
 def test_a_chunk_that_many_blocks_of_others_lie_in(worlds: Worlds) -> None:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -225,6 +226,19 @@ def test_runs_wait_for_nothing(gpu_backend: TritonBackend) -> None:
     assert_same_bits(found.cpu(), expected.cpu())
 
 
+def waits_of(call: Callable[[], object]) -> list[str]:
+    """What torch says of each time that a call waits for the device."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return [str(warning.message) for warning in caught if "called a synchronizing" in str(warning.message)]
+
+
 def test_a_paged_call_waits_once(gpu_backend: TritonBackend) -> None:
     """Checks read lengths, page ids and queries with one copy to the host."""
     call = random_call(STEPS[0], 2, seed=85)
@@ -232,16 +246,48 @@ def test_a_paged_call_waits_once(gpu_backend: TritonBackend) -> None:
     arguments = {name: getattr(call, name).to(gpu_backend.device) for name in names}
     scorer = scorer_of(gpu_backend, 2)
     scorer.score_paged(**arguments, return_scores=False)
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            scorer.score_paged(**arguments, return_scores=False)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    waits = [str(warning.message) for warning in caught if "called a synchronizing" in str(warning.message)]
+    waits = waits_of(lambda: scorer.score_paged(**arguments, return_scores=False))
     assert len(waits) == 1, waits
+
+
+def test_calls_on_the_own_cache_wait_once(gpu_backend: TritonBackend) -> None:
+    """``score`` and ``append_keys`` ask whether values are finite; nothing else waits. One page is shared and
+    partial. Pages are those of a scorer on the host."""
+    keys, more, q = (
+        torch.randn(*shape, generator=torch.Generator().manual_seed(86))
+        for shape in ((900, 128), (6, 128), (5, 2, 128))
+    )
+    waits: dict[str, list[str]] = {}
+
+    def pages_after(device: torch.device, backend: str, rounds: int) -> list[torch.Tensor]:
+        own = [tensor.to(device) for tensor in (keys, more, q)]
+        scorer = IndexScorer(IndexerConfig(2, 64, backend=backend, device=device))
+        for _ in range(rounds):  # the first compiles and allocates
+            sequences = [scorer.add_sequence() for _ in range(3)]
+            scorer.append_keys(sequences, own[0], [500, 300, 100])
+            sequences[0] = scorer.fork_sequence(sequences[0])
+            calls: dict[str, Callable[[], object]] = {
+                "append_keys": partial(scorer.append_keys, sequences, own[1], [1, 2, 3]),
+                "score": partial(scorer.score, own[2], sequences, [1, 2, 2]),
+                "select": partial(scorer.score, own[2], sequences, [1, 2, 2], return_scores=False),
+            }
+            for name, call in calls.items():
+                if device.type == "cuda":
+                    waits[name] = waits_of(call)
+                else:
+                    call()
+            found = [scorer.pages[scorer.block_table(seq).to(device)].cpu() for seq in sequences]
+            with no_waits():
+                scorer.plan(sequences=sequences, query_lens=[1, 2, 2]).select(own[2])
+                scorer.block_tables(sequences, out=torch.empty(3, 40, dtype=torch.int32, device=device))
+                scorer.truncate_sequence(sequences[0], 130)
+                scorer.free_sequence(sequences[1])
+        return found
+
+    found = pages_after(gpu_backend.device, "triton", 2)
+    assert {name: len(messages) for name, messages in waits.items()} == dict.fromkeys(waits, 1), waits
+    for own, expected in zip(found, pages_after(torch.device("cpu"), "cpu", 1)):
+        assert_same_bits(own, expected)
 
 
 # The same scores whichever of the two ways a call goes, and for whatever workspaces it is cut into.

@@ -276,6 +276,25 @@ def test_a_truncation_that_needs_a_page_and_has_none_changes_nothing() -> None:
     assert scorer.block_table(seq).tolist() == [0]
 
 
+def test_a_truncation_that_has_begun_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeroing fails once: the keys are dropped, and the error is raised."""
+    scorer = new_scorer(5)
+    seq = filled(scorer, 300)
+    zero, failures = scorer._cache._zero, [RuntimeError("injected")]
+
+    def failing(pages: list[int]) -> None:
+        zero(pages)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(scorer._cache, "_zero", failing)
+    with pytest.raises(RuntimeError, match="injected"):
+        scorer.truncate_sequence(seq, 100)
+    assert scorer.sequence_length(seq) == 100
+    assert torch.equal(pages_of(scorer, seq), oracle_pages(keys(100)))
+    assert_consistent(scorer)
+
+
 def test_appends_to_many_sequences_are_all_or_nothing() -> None:
     """Too few pages for the last, a key that is not finite, lengths that do not add up."""
     scorer = new_scorer(5)
@@ -333,6 +352,11 @@ def test_block_tables_follow_every_change() -> None:
             table = scorer.block_table(seq)
             assert row[: len(table)].tolist() == table.tolist()
             assert bool((row[len(table) :] == -1).all())
+        wide = torch.full((len(live) + 1, 20), 7, dtype=torch.int32)  # wider than the cache has pages
+        assert scorer.block_tables(live, out=wide) is wide
+        assert torch.equal(wide[:-1, : tables.shape[1]], tables)
+        assert bool((wide[:-1, tables.shape[1] :] == -1).all())
+        assert bool((wide[-1] == 7).all())
 
     check()
     fork = scorer.fork_sequence(one)

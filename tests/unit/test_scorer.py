@@ -15,7 +15,6 @@ from indexer import BackendUnavailableError, IndexerConfig, IndexScorer, Invalid
 from indexer.pipeline import StageTimes
 from kernel.backends.base import Order
 from kernel.backends.cpu import CpuBackend
-from kernel.batch import ScoreBatch
 from kernel.contract import PAGE_BYTES
 from tests.support.compare import assert_same_bits
 from tests.support.scorer_state import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
@@ -289,7 +288,11 @@ def test_scores_that_do_not_fit_are_refused_with_the_remedy(
     if known_beforehand:
         monkeypatch.setattr("indexer.pipeline.memory_bytes", lambda _: 4 * 4 * 3 * 6 - 1)
     else:
-        monkeypatch.setattr("indexer.pipeline.torch.empty", no_memory)
+        empty, whole = torch.empty, (4, 3, 6)
+        monkeypatch.setattr(
+            "indexer.pipeline.torch.empty",
+            lambda shape, **options: (no_memory if shape == whole else empty)(shape, **options),
+        )
     message = (
         r"return_scores = True: scores \[4, 3, 6\] take 288 bytes, which cpu does not have; pass return_sc"
     )
@@ -304,24 +307,27 @@ def test_scores_that_do_not_fit_are_refused_with_the_remedy(
 def test_a_backend_is_given_all_requests_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = new_scorer()
     seqs = filled(scorer)
-    lengths: dict[str, list[int]] = {}
+    ran: list[str] = []
+    planned: list[list[int]] = []
 
     def spy(name: str) -> None:
         real = getattr(CpuBackend, name)
 
-        def call(self: CpuBackend, batch: ScoreBatch, *rest: object) -> object:
-            lengths[name] = [request.query_len for request in batch.requests]
-            return real(self, batch, *rest)
+        def call(self: CpuBackend, *arguments: Any) -> object:
+            ran.append(name)
+            if name == "plan":
+                planned.append(arguments[0].lengths.query_lens.tolist())
+            return real(self, *arguments)
 
         monkeypatch.setattr(CpuBackend, name, call)
 
-    for name in ("score", "select"):
+    for name in ("plan", "score_plan", "select_plan", "topk"):
         spy(name)
     scorer.score(all_queries(4), seqs, QUERY_LENS)
-    assert lengths == {"score": QUERY_LENS}
-    lengths.clear()
+    assert ran == ["plan", "score_plan", "topk"]
     scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
-    assert lengths == {"select": QUERY_LENS}
+    assert ran[3:] == ["plan", "select_plan"]
+    assert planned == [QUERY_LENS, QUERY_LENS]
 
 
 def test_results_are_compared_by_identity() -> None:

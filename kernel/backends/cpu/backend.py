@@ -55,8 +55,6 @@ class CpuBackend(PlannedBackend):
     """
 
     name = "cpu"
-    max_decode_queries = 0
-    max_device_rows = 64
 
     def __init__(self, precision: Precision = "exact", scale_choice: ScaleChoice = "six") -> None:
         self._scale_choice: ScaleChoice = scale_choice

@@ -139,8 +139,6 @@ class ReferenceBackend(PlannedBackend):
     name = "reference"
     device = torch.device("cpu")
     precision: Precision = "exact"
-    max_decode_queries = 0
-    max_device_rows = 64
 
     def __init__(self, scale_choice: ScaleChoice = "six") -> None:
         self._scale_choice: ScaleChoice = scale_choice
