@@ -359,67 +359,103 @@ class Machine:
         The second result, None where every byte is defined, says which dwords are. Bytes and words are
         zero-extended.
         """
-        dwords = max(size // 4, 1)
-        values = np.empty((dwords, addresses.size), np.uint32)
+        region = self._holding(addresses, size, lanes)
+        if region is not None:
+            return self._load_from(region, addresses, size, request)
+        values = np.empty((max(size // 4, 1), addresses.size), np.uint32)
         defined: npt.NDArray[np.bool_] | None = None
-        for region, which in self._locate(addresses, size, lanes):
-            chosen = addresses[which]
-            if size >= 4:
-                values[:, which] = region.words[_cells(chosen - region.words_address >> 2, dwords)]
-            else:
-                parts = region.bytes[_cells(chosen - region.address, size)].astype(np.uint32)
-                values[0, which] = parts[0] if size == 1 else parts[0] | parts[1] << np.uint32(8)
-            if region.defined is not None:
-                known = region.defined[_cells(chosen - region.address, size)]
-                if not known.all():
-                    if defined is None:
-                        defined = np.ones(values.shape, np.bool_)
-                    defined[:, which] = known.reshape(dwords, -1, chosen.size).all(axis=1)
-            self._log(region, chosen, size, False, request)
+        for region, which in self._parts(addresses, size, lanes):
+            values[:, which], known = self._load_from(region, addresses[which], size, request)
+            if known is not None:
+                if defined is None:
+                    defined = np.ones(values.shape, np.bool_)
+                defined[:, which] = known
+        return values, defined
+
+    def load_scalars(
+        self, address: int, dwords: int, request: Request
+    ) -> tuple[list[int], list[bool] | None]:
+        """As ``load``, for one address: a value for each dword, and which of them are defined."""
+        region = self.memory.find(address, 4 * dwords)
+        first = address - region.words_address >> 2
+        defined: list[bool] | None = None
+        if region.defined is not None:
+            at = address - region.address
+            defined = region.defined[at : at + 4 * dwords].reshape(dwords, 4).all(axis=1).tolist()
+        if region.writable:
+            self._log(region, np.array([address], np.int64), 4 * dwords, False, request)
+        return region.words[first : first + dwords].tolist(), defined
+
+    def _load_from(
+        self, region: Region, addresses: Addresses, size: int, request: Request
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.bool_] | None]:
+        dwords = max(size // 4, 1)
+        if size >= 4:
+            values = region.words.take(cells(addresses - region.words_address >> 2, dwords))
+        else:
+            parts = region.bytes[cells(addresses - region.address, size)].astype(np.uint32)
+            values = parts[:1] if size == 1 else parts[:1] | parts[1:] << np.uint32(8)
+        defined: npt.NDArray[np.bool_] | None = None
+        if region.defined is not None:
+            known = region.defined.take(cells(addresses - region.address, size))
+            if not known.all():
+                defined = known.reshape(dwords, -1, addresses.size).all(axis=1)
+        self._log(region, addresses, size, False, request)
         return values, defined
 
     def store(
         self, addresses: Addresses, size: int, lanes: Lanes, values: npt.NDArray[np.uint32], request: Request
     ) -> None:
         """Writes ``[dwords, n]`` values; of a byte or word store their low bytes."""
-        dwords = max(size // 4, 1)
-        for region, which in self._locate(addresses, size, lanes):
-            if not region.writable:
-                raise OutOfBoundsError(
-                    f"a store to {region.name!r}, which is read-only", lane=int(lanes[which[0]])
-                )
-            chosen = addresses[which]
-            bytes_ = _cells(chosen - region.address, size)
-            if size >= 4:
-                words = _cells(chosen - region.words_address >> 2, dwords)
-                region.words[words] = values[:, which]
-                kept = np.array_equal(region.words[words], values[:, which])
-            else:
-                wanted = np.ascontiguousarray(values[0, which]).view(np.uint8).reshape(-1, 4)[:, :size].T
-                region.bytes[bytes_] = wanted
-                kept = np.array_equal(region.bytes[bytes_], wanted)
-            if not kept:
-                raise RaceError(
-                    f"two lanes of one store write different values to the same byte of {region.name!r}"
-                )
-            if region.defined is not None:
-                region.defined[bytes_] = True
-            self._log(region, chosen, size, True, request)
+        region = self._holding(addresses, size, lanes)
+        if region is not None:
+            self._store_to(region, addresses, size, lanes, values, request)
+            return
+        for region, which in self._parts(addresses, size, lanes):
+            self._store_to(region, addresses[which], size, lanes[which], values[:, which], request)
 
-    def _locate(self, addresses: Addresses, size: int, lanes: Lanes) -> list[tuple[Region, Lanes]]:
-        """The regions that hold ``size`` bytes at each address, and which of the addresses each of them
-        holds."""
+    def _store_to(
+        self,
+        region: Region,
+        addresses: Addresses,
+        size: int,
+        lanes: Lanes,
+        values: npt.NDArray[np.uint32],
+        request: Request,
+    ) -> None:
+        if not region.writable:
+            raise OutOfBoundsError(f"a store to {region.name!r}, which is read-only", lane=int(lanes[0]))
+        if size >= 4:
+            words = cells(addresses - region.words_address >> 2, size // 4)
+            region.words[words] = values
+            kept = bool((region.words.take(words) == values).all())
+        else:
+            bytes_ = cells(addresses - region.address, size)
+            wanted = np.ascontiguousarray(values[0]).view(np.uint8).reshape(-1, 4)[:, :size].T
+            region.bytes[bytes_] = wanted
+            kept = np.array_equal(region.bytes[bytes_], wanted)
+        if not kept:
+            raise RaceError(
+                f"two lanes of one store write different values to the same byte of {region.name!r}"
+            )
+        if region.defined is not None:
+            region.defined[cells(addresses - region.address, size)] = True
+        self._log(region, addresses, size, True, request)
+
+    def _holding(self, addresses: Addresses, size: int, lanes: Lanes) -> Region | None:
+        """The region that holds ``size`` bytes at all addresses; None if no single one does."""
         align = min(size, 4)
-        misaligned = (addresses & (align - 1)) != 0
-        if np.count_nonzero(misaligned):
-            at = int(np.argmax(misaligned))
+        if int(np.bitwise_or.reduce(addresses)) & (align - 1):
+            at = int(np.argmax((addresses & (align - 1)) != 0))
             raise OutOfBoundsError(
                 f"address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at])
             )
         low, high = int(addresses.min()), int(addresses.max())
-        region = self.memory.holding(low, high + size - low)
-        if region is not None:
-            return [(region, np.arange(addresses.size))]
+        return self.memory.holding(low, high + size - low)
+
+    def _parts(self, addresses: Addresses, size: int, lanes: Lanes) -> list[tuple[Region, Lanes]]:
+        """The regions that hold ``size`` bytes at each address, and which of the addresses each of them
+        holds."""
         found: dict[Region, list[int]] = {}
         for at, address in enumerate(addresses.tolist()):
             try:
@@ -445,6 +481,9 @@ class Machine:
             self.log.add(region, access)
 
 
-def _cells(first: Addresses, count: int) -> Addresses:
-    """``[count, n]``: consecutive cells from each of n first ones."""
-    return first[None, :] + np.arange(count)[:, None]
+_COLUMNS = [np.arange(count, dtype=np.int64)[:, None] for count in range(17)]
+
+
+def cells(first: Addresses, count: int) -> Addresses:
+    """``[count, n]``: consecutive cells, at most 16, from each of n first ones."""
+    return first[None, :] + _COLUMNS[count]

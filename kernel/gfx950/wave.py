@@ -27,7 +27,7 @@ from kernel.gfx950.errors import (
     UndefinedReadError,
     UnsupportedInstructionError,
 )
-from kernel.gfx950.memory import Access, Machine
+from kernel.gfx950.memory import Access, Machine, cells
 from kernel.gfx950.program import ACCUMULATORS, EXEC, M0, VCC
 
 # ---- Register names and lane masks ----
@@ -70,6 +70,7 @@ def value_of(mask: LaneMask) -> int:
 
 Granules = npt.NDArray[np.int64]
 _NO_WAVE = -1
+_MOST_READS = 1024
 POISON_BYTE = 0xAD
 
 
@@ -83,22 +84,26 @@ class Lds:
         self.bytes: npt.NDArray[np.uint8] = np.full(padded, POISON_BYTE, np.uint8)
         self.words: npt.NDArray[np.uint32] = self.bytes.view(np.uint32)
         count = padded // granule
+        self._shift = granule.bit_length() - 1
         self.defined: npt.NDArray[np.bool_] = np.zeros(count, np.bool_)
         self.writer: npt.NDArray[np.int8] = np.full(count, _NO_WAVE, np.int8)
         self.readers: npt.NDArray[np.uint32] = np.zeros(count, np.uint32)
         self.dma: npt.NDArray[np.int16] = np.zeros(count, np.int16)
         self.dma_flights = 0
+        # Waves that wrote and read since the last barrier, a bit each. Most reads meet no other wave's write
+        # before the next barrier: they are entered in ``readers`` when one comes.
+        self._wrote = self._read = 0
+        self._reads: list[tuple[int, Granules]] = []
 
     def granules(self, addresses: npt.NDArray[np.int64], size: int) -> Granules:
         """Granules of ``size`` bytes at each address, ``[size / granule, lanes]``."""
-        first = addresses // self.granule
-        return first[None, :] + np.arange(-(-size // self.granule), dtype=np.int64)[:, None]
+        return cells(addresses >> self._shift, -(-size >> self._shift))
 
     def check_bounds(
         self, addresses: npt.NDArray[np.int64], size: int, align: int, lanes: npt.NDArray[np.intp]
     ) -> None:
         """``addresses`` are those of the active ``lanes``, bytes."""
-        if (addresses & (align - 1)).any():
+        if int(np.bitwise_or.reduce(addresses)) & (align - 1):
             at = int(np.argmax((addresses & (align - 1)) != 0))
             raise OutOfBoundsError(
                 f"LDS address {int(addresses[at]):#x} is not a multiple of {align}", lane=int(lanes[at])
@@ -111,27 +116,29 @@ class Lds:
             )
 
     def mark_read(self, wave: int, granules: Granules) -> None:
-        writer = self.writer[granules]
-        if ((writer != _NO_WAVE) & (writer != wave)).any():
-            self._race(wave, granules, (writer != _NO_WAVE) & (writer != wave), "reads", "wrote")
-        self.readers[granules] |= np.uint32(1 << wave)
+        self._refuse_written(wave, granules, "reads")
+        self._read |= 1 << wave
+        self._reads.append((wave, granules))
+        if len(self._reads) > _MOST_READS:
+            self._enter_reads()
         if self.dma_flights:
             self._refuse_dma(granules)
 
     def mark_write(self, wave: int, granules: Granules) -> None:
-        writer = self.writer[granules]
-        if ((writer != _NO_WAVE) & (writer != wave)).any():
-            self._race(wave, granules, (writer != _NO_WAVE) & (writer != wave), "writes", "wrote")
-        others = self.readers[granules] & np.uint32(~(1 << wave) & 0xFFFFFFFF)
-        if others.any():
-            self._race(wave, granules, others != 0, "writes", "read")
-        self.writer[granules] = wave
+        self._refuse_written(wave, granules, "writes")
+        if self._read & ~(1 << wave):
+            self._enter_reads()
+            others = self.readers[granules] & np.uint32(~(1 << wave) & 0xFFFFFFFF)
+            if others.any():
+                self._race(wave, granules, others != 0, "writes", "read")
+        self.mark_dma(wave, granules)
         if self.dma_flights:
             self._refuse_dma(granules)
 
     def mark_dma(self, wave: int, granules: Granules) -> None:
         """A DMA still in flight behind a barrier: who reads it needs its wait and one more barrier."""
         self.writer[granules] = wave
+        self._wrote |= 1 << wave
 
     def begin_dma(self, granules: Granules) -> None:
         self.dma[granules] += 1
@@ -145,9 +152,24 @@ class Lds:
         """Forgets who touched what; the caller marks again what is still in flight."""
         self.writer.fill(_NO_WAVE)
         self.readers.fill(0)
+        self._wrote = self._read = 0
+        self._reads.clear()
+
+    def _enter_reads(self) -> None:
+        for wave, granules in self._reads:
+            self.readers[granules] |= np.uint32(1 << wave)
+        self._reads.clear()
+
+    def _refuse_written(self, wave: int, granules: Granules, what: str) -> None:
+        if not self._wrote & ~(1 << wave):
+            return
+        writer = self.writer.take(granules)
+        other = (writer != _NO_WAVE) & (writer != wave)
+        if other.any():
+            self._race(wave, granules, other, what, "wrote")
 
     def _refuse_dma(self, granules: Granules) -> None:
-        busy = self.dma[granules] != 0
+        busy = self.dma.take(granules) != 0
         if busy.any():
             at = tuple(np.argwhere(busy)[0])
             raise MissingWaitError(
@@ -241,6 +263,8 @@ class Counters:
 LANES = 64
 DEFINED, UNDEFINED, IN_FLIGHT = 0, 1, 2
 ALL_LANES = (1 << LANES) - 1
+EVERY_LANE: LaneMask = np.ones(LANES, np.bool_)
+ALL_ACTIVE: npt.NDArray[np.intp] = np.arange(LANES)
 POISON = 0x7FC0DEAD
 """A quiet NaN that is easy to recognise, in every register nothing wrote."""
 
@@ -254,6 +278,7 @@ class Wave:
     """
 
     __slots__ = (
+        "_active",
         "counters",
         "defined",
         "done",
@@ -318,7 +343,14 @@ class Wave:
         self.scalars[EXEC], self.scalars[EXEC + 1] = value & 0xFFFFFFFF, value >> 32
         self.scalar_states[EXEC] = self.scalar_states[EXEC + 1] = DEFINED
         self.full = value == ALL_LANES
-        self.lanes = mask_of(value)
+        self.lanes = EVERY_LANE if self.full else mask_of(value)
+        self._active = ALL_ACTIVE if self.full else None
+
+    def active(self) -> npt.NDArray[np.intp]:
+        """The numbers of the active lanes."""
+        if self._active is None:
+            self._active = np.flatnonzero(self.lanes)
+        return self._active
 
     def mask(self, register: int) -> LaneMask:
         """The scalar pair at ``register`` as 64 bools, a vector source: undefined bits taint their lanes."""
@@ -536,9 +568,10 @@ class Wave:
             self.scalar_states[register] = IN_FLIGHT
 
     def _retire(self, flight: Flight) -> None:
-        for register, state in zip(flight.vectors, flight.vector_states, strict=True):
-            self.vector_states[register] = state
-        for register, state in zip(flight.scalars, flight.scalar_states, strict=True):
+        states = self.vector_states
+        for register, state in zip(flight.vectors, flight.vector_states):
+            states[register] = state
+        for register, state in zip(flight.scalars, flight.scalar_states):
             self.scalar_states[register] = state
         for access in flight.accesses:
             access.last_epoch = self.epoch

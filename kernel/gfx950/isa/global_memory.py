@@ -19,12 +19,12 @@ from kernel.gfx950.isa.lds import scatter
 from kernel.gfx950.isa.table import Row, Rule
 from kernel.gfx950.memory import Request
 from kernel.gfx950.program import M0, Operand
-from kernel.gfx950.wave import DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave, each_lane
+from kernel.gfx950.wave import ALL_ACTIVE, DEFINED, IN_FLIGHT, UNDEFINED, Flight, Wave, each_lane
 
 # ---- Addresses of the active lanes ----
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Target:
     """Where an instruction goes: the lanes that access memory, and their byte addresses."""
 
@@ -73,20 +73,20 @@ def buffer_address(
             )
         if flags >> 15 & 15 != _FORMAT_32:
             raise UnsupportedInstructionError(f"a buffer of data format {flags >> 15 & 15}, not of dwords")
-        moved = soffset(wave)
-        offsets = each_lane(per_lane(wave)).astype(np.int64) + constant
-        lanes = np.flatnonzero(wave.lanes & (offsets + moved < records))
+        offsets = each_lane(per_lane(wave)).astype(np.int64) + (constant + soffset(wave))
+        if wave.full and int(offsets.max()) + size <= records:
+            return Target(ALL_ACTIVE, offsets + base)
+        lanes = np.flatnonzero(wave.lanes & (offsets < records))
         inside = offsets[lanes]
-        if lanes.size and int(inside.max()) + moved + size > records:
-            if cut and not (records % 4 or np.any((inside + moved) % 4)):
-                dwords = np.minimum((records - moved - inside) // 4, size // 4)
-                return Target(lanes, inside + (base + moved), dwords)
-            at = int(np.argmax(inside + moved + size > records))
+        if lanes.size and int(inside.max()) + size > records:
+            if cut and not (records % 4 or np.any(inside % 4)):
+                return Target(lanes, inside + base, np.minimum((records - inside) // 4, size // 4))
+            at = int(np.argmax(inside + size > records))
             raise UnsupportedInstructionError(
-                f"{size} bytes at offset {int(inside[at]) + moved} cross the end of a buffer of {records}",
+                f"{size} bytes at offset {int(inside[at])} cross the end of a buffer of {records}",
                 lane=int(lanes[at]),
             )
-        return Target(lanes, inside + (base + moved))
+        return Target(lanes, inside + base)
 
     return find
 
@@ -113,7 +113,9 @@ def global_address(form: Form, address: Operand, base: Operand) -> AddressSource
 
 
 def _active(wave: Wave, addresses: npt.NDArray[np.int64]) -> Target:
-    lanes = np.flatnonzero(wave.lanes)
+    if wave.full:
+        return Target(ALL_ACTIVE, addresses)
+    lanes = wave.active()
     return Target(lanes, addresses[lanes])
 
 
@@ -139,17 +141,20 @@ def _load(form: Form, destination: Operand, find: AddressSource) -> Step:
         target = find(wave)
         wave.supersede_loads(first, count)
         request = Request(wave.index, wave.epoch, line)
-        result = np.zeros((count, 64), np.uint32)
         defined: npt.NDArray[np.bool_] | None = None
         if target.lanes.size:
-            values, known = _read(wave, target, size, request)
+            result, known = _read(wave, target, size, request)
             if signed is not None:
                 sign = np.uint32(1 << (signed - 1))
-                values = (values ^ sign) - sign
-            result[:, target.lanes] = values
+                result = (result ^ sign) - sign
+            if target.lanes.size < 64:
+                values, result = result, np.zeros((count, 64), np.uint32)
+                result[:, target.lanes] = values
             if known is not None:
                 defined = np.ones((count, 64), np.bool_)
                 defined[:, target.lanes] = known
+        else:
+            result = np.zeros((count, 64), np.uint32)
         if wave.full:
             wave.vectors[first : first + count] = result
         else:
@@ -188,10 +193,10 @@ def _store(form: Form, operand: Operand, find: AddressSource) -> Step:
 
     def step(wave: Wave) -> None:
         target = find(wave)
-        written: npt.NDArray[np.bool_] = np.zeros(64, np.bool_)
-        written[target.lanes] = True
         for register in range(first, first + count):
             if wave.vector_states[register]:
+                written: npt.NDArray[np.bool_] = np.zeros(64, np.bool_)
+                written[target.lanes] = True
                 wave.require(register, written)
         request = Request(wave.index, wave.epoch, line)
         if target.lanes.size:
@@ -210,7 +215,7 @@ def _dma(form: Form, find: AddressSource) -> Step:
     def step(wave: Wave) -> None:
         target = find(wave)
         start = wave.scalar(M0) + lds_offset
-        active = np.flatnonzero(wave.lanes)
+        active = wave.active()
         flight = Flight(line, dma=True, lds_write=True)
         wave.counters.vector_memory.append(flight)
         if not active.size:
@@ -332,7 +337,6 @@ def _scratch(form: Form) -> Step:
 # ---- Scalar loads. They return in any order, so only ``lgkmcnt(0)`` covers one ----
 
 _SCALAR_DWORDS = {"dword": 1, "dwordx2": 2, "dwordx4": 4, "dwordx8": 8, "dwordx16": 16}
-_ONE_LANE = np.zeros(1, np.intp)
 
 
 def _scalar_load(form: Form) -> Step:
@@ -370,10 +374,10 @@ def _scalar_load(form: Form) -> Step:
         for register in registers:
             wave.scalars[register] = 0  # what a buffer load gives beyond the end of its buffer
         if inside:
-            values, defined = wave.machine.load(np.array([address], np.int64), 4 * inside, _ONE_LANE, request)
-            for at_dword in range(inside):
-                wave.scalars[first + at_dword] = int(values[at_dword, 0])
-                if defined is not None and not defined[at_dword, 0]:
+            values, defined = wave.machine.load_scalars(address, inside, request)
+            wave.scalars[first : first + inside] = values
+            for at_dword in range(inside if defined is not None else 0):
+                if defined is not None and not defined[at_dword]:
                     states[at_dword] = UNDEFINED
                     wave.scalar_undefined[first + at_dword] = 0xFFFFFFFF
         flight = Flight(line, scalars=registers, scalar_states=tuple(states), accesses=request.accesses)

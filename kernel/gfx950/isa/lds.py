@@ -17,7 +17,8 @@ from kernel.gfx950.errors import RaceError, UnsupportedInstructionError
 from kernel.gfx950.isa import table
 from kernel.gfx950.isa.form import Form, Step
 from kernel.gfx950.isa.table import Row
-from kernel.gfx950.wave import Flight, Wave, each_lane
+from kernel.gfx950.memory import cells
+from kernel.gfx950.wave import Flight, Lds, Wave, each_lane
 
 # ---- Bank conflicts ----
 #
@@ -75,10 +76,6 @@ def _offsets(form: Form, size: int) -> tuple[int, ...]:
     return (pair[0] * step, pair[1] * step)
 
 
-def _lanes(wave: Wave) -> npt.NDArray[np.intp]:
-    return np.flatnonzero(wave.lanes)
-
-
 def _count_conflicts(
     wave: Wave, line: int, addresses: Addresses, lanes: npt.NDArray[np.intp], size: int
 ) -> None:
@@ -101,21 +98,22 @@ def _read(form: Form) -> Step:
     def step(wave: Wave) -> None:
         base = each_lane(source(wave)).astype(np.int64)
         wave.refuse_in_flight(first, len(registers))
-        lanes = _lanes(wave)
+        lanes = wave.active()
         lds = wave.lds
         touched: list[npt.NDArray[np.int64]] = []
         undefined: npt.NDArray[np.bool_] | None = None
         rows: list[npt.NDArray[np.uint32]] = []
         if lanes.size:
+            base = base if wave.full else base[lanes]
             for at, offset in enumerate(offsets):
-                addresses = (base[lanes] + offset) & 0xFFFFFFFF  # LLVM folds negative bases
+                addresses = (base + offset) & 0xFFFFFFFF  # LLVM folds negative bases
                 lds.check_bounds(addresses, size, align, lanes)
                 granules = lds.granules(addresses, size)
                 lds.mark_read(wave.index, granules)
                 touched.append(granules)
                 _count_conflicts(wave, line, addresses, lanes, size)
-                rows.append(_gather(wave, addresses, size))
-                known = lds.defined[granules]
+                rows.append(lds.words.take(granules) if lds.granule == 4 else _gather(lds, addresses, size))
+                known = lds.defined.take(granules)
                 if not known.all():
                     if undefined is None:
                         undefined = np.zeros((len(registers), 64), np.bool_)
@@ -134,13 +132,12 @@ def _read(form: Form) -> Step:
     return step
 
 
-def _gather(wave: Wave, addresses: Addresses, size: int) -> npt.NDArray[np.uint32]:
-    lds = wave.lds
+def _gather(lds: Lds, addresses: Addresses, size: int) -> npt.NDArray[np.uint32]:
     values: npt.NDArray[np.uint32]
     if size >= 4:
-        values = lds.words[(addresses >> 2)[None, :] + np.arange(size // 4)[:, None]]
+        values = lds.words.take(cells(addresses >> 2, size // 4))
     else:
-        parts = lds.bytes[addresses[None, :] + np.arange(size)[:, None]].astype(np.uint32)
+        parts = lds.bytes[cells(addresses, size)].astype(np.uint32)
         values = (parts[0] if size == 1 else parts[0] | parts[1] << np.uint32(8))[None, :]
     return values
 
@@ -160,11 +157,12 @@ def _write(form: Form) -> Step:
             for register in range(first, first + dwords):
                 if wave.vector_states[register]:
                     wave.require(register, wave.lanes)
-        lanes = _lanes(wave)
+        lanes = wave.active()
         touched: list[npt.NDArray[np.int64]] = []
         if lanes.size:
+            base = base if wave.full else base[lanes]
             for first, offset in zip(parts, offsets, strict=True):
-                addresses = (base[lanes] + offset) & 0xFFFFFFFF  # LLVM folds negative bases
+                addresses = (base + offset) & 0xFFFFFFFF  # LLVM folds negative bases
                 wave.lds.check_bounds(addresses, size, align, lanes)
                 granules = wave.lds.granules(addresses, size)
                 wave.lds.mark_write(wave.index, granules)
@@ -182,14 +180,14 @@ def scatter(wave: Wave, addresses: Addresses, size: int, values: npt.NDArray[np.
     """Writes ``[dwords, n]`` values to LDS; two lanes may share a byte only if they agree on it."""
     lds = wave.lds
     if size >= 4:
-        cells = (addresses >> 2)[None, :] + np.arange(size // 4)[:, None]
-        lds.words[cells] = values
-        kept = np.array_equal(lds.words[cells], values)
+        places = cells(addresses >> 2, size // 4)
+        lds.words[places] = values
+        kept = bool((lds.words.take(places) == values).all())
     else:
-        cells = addresses[None, :] + np.arange(size)[:, None]
+        places = cells(addresses, size)
         wanted = np.ascontiguousarray(values[0]).view(np.uint8).reshape(-1, 4)[:, :size].T
-        lds.bytes[cells] = wanted
-        kept = np.array_equal(lds.bytes[cells], wanted)
+        lds.bytes[places] = wanted
+        kept = np.array_equal(lds.bytes[places], wanted)
     if not kept:
         raise RaceError("two lanes of one LDS write put different values into the same byte")
 
