@@ -95,10 +95,15 @@ def kernels_on(device: Device, name_of: Callable[[Key], str], build: Callable[[K
     return LibraryKernels(device, kernel_library.load(path, device), name_of)
 
 
+_COMPILED: dict[tuple[type, torch.device], dict[str, Launch]] = {}
+"""Compiled kernels of this process by device and name: even from FlyDSL's cache one is traced anew."""
+_compiling = threading.Lock()
+
+
 class CompiledKernels(Generic[Key]):
     """Kernels that FlyDSL compiles, or loads from its cache; see :class:`Kernels`.
 
-    Each is bound to the GPU of its first launch.
+    Each is bound to the GPU of its first launch, and shared by the launchers of that GPU.
     """
 
     def __init__(self, device: Device, name_of: Callable[[Key], str], build: Callable[[Key], Launch]) -> None:
@@ -106,24 +111,22 @@ class CompiledKernels(Generic[Key]):
         toolchain.prepare_cache()
         preflight(device)
         self._device, self._name_of, self._build = device, name_of, build
-        self._kernels: dict[Key, Launch] = {}
-        self._compiling = threading.Lock()
+        self._kernels = _COMPILED.setdefault((type(device), device.torch_device), {})
 
     def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
         """Launch; compiles at the first launch."""
         import flydsl.expr as fx
 
         with launching(self._device, tensors) as stream:
-            kernel = self._kernels.get(key)
+            name = self._name_of(key)
+            kernel = self._kernels.get(name)
             if kernel is None:
-                with self._compiling:
-                    kernel = self._kernels.get(key)
+                with _compiling:
+                    kernel = self._kernels.get(name)
                     if kernel is None:
                         from kernel.backends.flydsl.jit import compiled
 
-                        self._kernels[key] = compiled(
-                            self._build(key), self._name_of(key), *arguments, fx.Stream(stream)
-                        )
+                        self._kernels[name] = compiled(self._build(key), name, *arguments, fx.Stream(stream))
                         return
             kernel(*arguments, fx.Stream(stream))
 
