@@ -381,7 +381,7 @@ class Machine:
         defined: list[bool] | None = None
         if region.defined is not None:
             at = address - region.address
-            defined = region.defined[at : at + 4 * dwords].reshape(dwords, 4).all(axis=1).tolist()
+            defined = [bool(region.defined[byte : byte + 4].all()) for byte in range(at, at + 4 * dwords, 4)]
         if region.writable:
             self._log(region, np.array([address], np.int64), 4 * dwords, False, request)
         return region.words[first : first + dwords].tolist(), defined
@@ -399,7 +399,7 @@ class Machine:
         if region.defined is not None:
             known = region.defined.take(cells(addresses - region.address, size))
             if not known.all():
-                defined = known.reshape(dwords, -1, addresses.size).all(axis=1)
+                defined = np.all(known.reshape(dwords, -1, addresses.size), axis=1)
         self._log(region, addresses, size, False, request)
         return values, defined
 
