@@ -169,7 +169,7 @@ def test_an_interrupt_passes_through(device: SimulatedDevice, monkeypatch: pytes
     def interrupted(_launch: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(device, "_run", interrupted)
+    monkeypatch.setattr(device, "run", interrupted)
     x, y, out = operands()
     with pytest.raises(KeyboardInterrupt):
         scaled_add(device, x, y, out, 1.0)

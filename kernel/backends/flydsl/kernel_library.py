@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from kernel import contract, plan
 from kernel.backends.flydsl import geometry, toolchain
-from kernel.backends.flydsl.runtime import TARGET, Device
+from kernel.backends.flydsl.runtime import TARGET, Device, refuse_first_launch_in_capture
 from kernel.errors import DeviceUnavailableError, InvalidArgumentError, LaunchError
 
 if TYPE_CHECKING:
@@ -214,6 +214,7 @@ class LibraryKernels(Generic[Key]):
     def _load(self, name: str) -> None:
         if name in self._on_device:
             return
+        refuse_first_launch_in_capture(self._device, name)
         with self._loading:
             code = self._library.load_module(name)
             remedy = "nothing was launched; free device memory if it ran out: the next launch loads it again"

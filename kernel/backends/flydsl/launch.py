@@ -38,7 +38,12 @@ from kernel.backends.flydsl.geometry import (
     variant_for,
 )
 from kernel.backends.flydsl.kernel_library import LibraryKernels
-from kernel.backends.flydsl.runtime import Device, launching, preflight
+from kernel.backends.flydsl.runtime import (
+    Device,
+    launching,
+    preflight,
+    refuse_first_launch_in_capture,
+)
 from kernel.batch import ScoreBatch
 from kernel.contract import BLOCK_TOKENS, MAX_SEQ_BLOCKS
 from kernel.errors import InvalidArgumentError
@@ -124,6 +129,7 @@ class CompiledKernels(Generic[Key]):
                 with _compiling:
                     kernel = self._kernels.get(name)
                     if kernel is None:
+                        refuse_first_launch_in_capture(self._device, self._name_of(key))
                         from kernel.backends.flydsl.jit import compiled
 
                         self._kernels[name] = compiled(self._build(key), name, *arguments, fx.Stream(stream))

@@ -44,6 +44,10 @@ class Device(Protocol):
         """The ``hipStream_t`` to launch on; 0 is the null stream."""
         ...
 
+    def captures(self) -> bool:
+        """Whether launches of this thread are being captured in a graph."""
+        ...
+
     def registered(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
         """Allows launches inside to access the tensors' storages."""
         ...
@@ -146,6 +150,24 @@ def launching(device: Device, tensors: Iterable[torch.Tensor]) -> Iterator[int]:
         ) from failure
 
 
+_STREAM_CAPTURE_UNSUPPORTED = 900
+
+
+def refuse_first_launch_in_capture(device: Device, kernel: str) -> None:
+    """To be called before a kernel's module is loaded: a capture does not survive that.
+
+    Raises:
+        LaunchError: a capture is under way. It goes on, without this launch.
+    """
+    if device.captures():
+        raise LaunchError(
+            _STREAM_CAPTURE_UNSUPPORTED,
+            "hipErrorStreamCaptureUnsupported",
+            f"the first launch of {kernel} loads its module, which a capture does not allow",
+            "run the same plan once before capturing it",
+        )
+
+
 def _error_name(runtime: ctypes.CDLL, code: int) -> str:
     return str(runtime.hipGetErrorName(code).decode())
 
@@ -190,6 +212,11 @@ class RocmDevice:
     def stream(self) -> int:
         """PyTorch's current stream on this GPU."""
         return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
+
+    def captures(self) -> bool:
+        """Whether PyTorch's current stream on this GPU is being captured."""
+        with torch.cuda.device(self.torch_device):
+            return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
     def registered(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:

@@ -9,11 +9,14 @@ import shlex
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel.errors import DeviceUnavailableError, IndexerError
 from kernel.gfx950 import (
@@ -100,6 +103,26 @@ class HipCallError(IndexerError, RuntimeError):
 
 
 @dataclass(frozen=True)
+class PreparedLaunch:
+    """One kernel launch, with a copy of everything that it needs but the memory that it accesses."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    """Workgroups."""
+    block: tuple[int, int, int]
+    """Threads of a workgroup."""
+    kernargs: bytes
+    """The kernel argument segment."""
+    dynamic_lds: int
+    """Bytes."""
+    image: bytes
+    """The code object."""
+    program: Program
+    allocations: list[Allocation]
+    """What it may touch."""
+
+
+@dataclass(frozen=True)
 class LaunchRecord:
     """One kernel launch that ran."""
 
@@ -138,6 +161,7 @@ class SimulatedDevice:
         self._library: ctypes.CDLL | None = None
         self._callback = LAUNCH_CALLBACK(self._on_launch)  # lives as long as the library may call it
         self._one_launch = threading.Lock()
+        self._one_capture = threading.Lock()
         self._thread = threading.local()
 
     def check(self) -> str:
@@ -174,8 +198,45 @@ class SimulatedDevice:
             self._library.sim_set_launch(self._callback)
 
     def stream(self) -> int:
-        """The null stream: everything is done in order anyway."""
-        return 0
+        """The stream that this thread captures, else the null stream: everything is done in order anyway."""
+        recording = self._recording
+        return 0 if recording is None else recording.stream
+
+    def captures(self) -> bool:
+        """Whether this thread's launches are being captured."""
+        return self._recording is not None
+
+    @contextmanager
+    def capturing(self) -> Iterator[Recording]:
+        """Capture this thread's launches instead of running them, as PyTorch captures a stream on a GPU.
+
+        What HIP refuses in a capture is refused, in every thread: allocations, synchronous copies, waits,
+        work on the null stream; also loading modules. As in HIP, a refused call invalidates the capture.
+
+        Yields:
+            The recording, complete after the context.
+
+        Raises:
+            HipCallError: on exit without an exception, if a call was refused.
+            RuntimeError: within a capture of this thread.
+        """
+        if self._recording is not None:
+            raise RuntimeError("a capture of this thread is under way; end it first")
+        loaded = self._loaded()
+        stream = ctypes.c_void_p()
+        with self._one_capture:
+            loaded.hipStreamCreate(ctypes.byref(stream))
+            loaded.sim_begin_capture(stream)
+            self._thread.recording = recording = Recording(self, stream.value or 0)
+            try:
+                with _TorchOperations(recording):
+                    yield recording
+            finally:
+                self._thread.recording = None
+                code = loaded.sim_end_capture()
+                loaded.hipStreamDestroy(stream)
+            if code:
+                raise HipCallError("hipStreamEndCapture", code, loaded.hipGetErrorName(code).decode())
 
     @contextmanager
     def registered(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
@@ -184,7 +245,9 @@ class SimulatedDevice:
         Raises:
             ValueError: a tensor is not on the CPU.
         """
-        outer = self._allocations()
+        outer, recording, tensors = self._allocations(), self._recording, list(tensors)
+        if recording is not None:
+            recording.kept += tensors
         self._thread.allocations = merged(outer + extents(tensors))
         try:
             yield
@@ -241,9 +304,18 @@ class SimulatedDevice:
         found: list[Allocation] = getattr(self._thread, "allocations", [])
         return found
 
+    @property
+    def _recording(self) -> Recording | None:
+        found: Recording | None = getattr(self._thread, "recording", None)
+        return found
+
     def _on_launch(self, pointer: ctypes._Pointer[Launch]) -> int:
         try:
-            self._run(pointer.contents)
+            launch, recording = self._prepared(pointer.contents), self._recording
+            if recording is None:
+                self.run(launch)
+            else:
+                recording.steps.append(partial(self.run, launch))
         except OutOfBoundsError as error:
             self._thread.failure = error
             return _HIP_ERROR_ILLEGAL_ADDRESS
@@ -252,10 +324,9 @@ class SimulatedDevice:
             return _HIP_ERROR_LAUNCH_FAILURE
         return 0
 
-    def _run(self, launch: Launch) -> None:
+    def _prepared(self, launch: Launch) -> PreparedLaunch:
         name = launch.kernel.decode()
-        image = ctypes.string_at(launch.image, launch.image_size)
-        loaded, program = _program(image, name)
+        loaded, program = _program(ctypes.string_at(launch.image, launch.image_size), name)
         kernel = loaded.kernels[name]
         grid, block = _dimensions(launch.grid), _dimensions(launch.block)
         if kernel.required_block is not None and block != kernel.required_block:
@@ -263,17 +334,28 @@ class SimulatedDevice:
         if block[0] * block[1] * block[2] > kernel.max_block:
             raise ValueError(f"block = {block}: {name} was compiled for at most {kernel.max_block} threads")
         kernargs = kernarg_segment(kernel.metadata, launch.kernel_params, grid, block)
+        return PreparedLaunch(
+            name, grid, block, kernargs, launch.dynamic_lds, loaded.image, program, self._allocations()
+        )
+
+    def run(self, launch: PreparedLaunch) -> None:
+        """Run a launch now.
+
+        Raises:
+            InterpreterError: the kernel is wrong.
+        """
         memory = Memory(resolve=self._resolve)
-        for allocation in self._allocations():
+        for allocation in launch.allocations:
             memory.register(allocation.address, allocation.size, allocation.name)
+        name, grid, block, kernargs = launch.kernel, launch.grid, launch.block, launch.kernargs
         with self._one_launch:
             started = time.perf_counter()
             report = run(
-                program, name, grid=grid, block=block, kernargs=kernargs, memory=memory,
+                launch.program, name, grid=grid, block=block, kernargs=kernargs, memory=memory,
                 schedule=self.schedule, options=replace(self.options, dynamic_lds_bytes=launch.dynamic_lds),
             )  # fmt: skip
             seconds = time.perf_counter() - started
-            self.launches.append(LaunchRecord(name, grid, block, kernargs, loaded.image, report, seconds))
+            self.launches.append(LaunchRecord(name, grid, block, kernargs, launch.image, report, seconds))
 
     def _resolve(self, address: int) -> tuple[int, int] | None:
         """The live hipMalloc allocation that holds an address."""
@@ -284,6 +366,65 @@ class SimulatedDevice:
             if base <= address < base + size:
                 return base, size
         return None
+
+
+# ---- Captures ----
+
+
+@dataclass(eq=False)
+class Recording:
+    """What a capture holds: launches with their argument bytes, and torch's operations between them.
+
+    Attributes:
+        device: where to replay.
+        stream: the captured one.
+        steps: what a replay does, in order.
+        kept: the launches' tensors. Workspaces that a run allocates stay alive with the recording; on a GPU,
+            PyTorch's graph has a memory pool of its own for them.
+    """
+
+    device: SimulatedDevice
+    stream: int
+    steps: list[Callable[[], object]] = field(default_factory=list)
+    kept: list[torch.Tensor] = field(default_factory=list)
+
+    def replay(self) -> None:
+        """Do it all again, on what the tensors then hold.
+
+        Raises:
+            InterpreterError: a kernel is wrong.
+            RuntimeError: within a capture of this thread.
+        """
+        if self.device.captures():
+            raise RuntimeError("a replay within a capture is not simulated; end the capture first")
+        for step in self.steps:
+            step()
+
+
+_ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
+class _TorchOperations(TorchDispatchMode):
+    """Records what torch itself computes; unlike a GPU's, a capture here also does it."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._steps = recording.steps
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        again = partial(operator, *args, **(kwargs or {}))
+        if operator.namespace != "aten":  # ours: what it asks of torch is recorded
+            with self:
+                return operator.redispatch(_ON_CPU, *args, **(kwargs or {}))
+        result = again()
+        if operator._schema.is_mutable:
+            self._steps.append(again)
+        elif isinstance(result, torch.Tensor) and not (operator.is_view or "empty" in operator.name()):
+            self._steps.append(lambda: result.copy_(again()))
+        return result
 
 
 @functools.cache

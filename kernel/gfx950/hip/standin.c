@@ -21,6 +21,9 @@ enum {
     hipErrorNotFound = 500,
     hipErrorLaunchFailure = 719,
     hipErrorNotSupported = 801,
+    hipErrorStreamCaptureUnsupported = 900,
+    hipErrorStreamCaptureInvalidated = 901,
+    hipErrorStreamCaptureImplicit = 906,
 };
 
 static const struct { hipError_t code; const char *name; } error_names[] = {
@@ -37,6 +40,9 @@ static const struct { hipError_t code; const char *name; } error_names[] = {
     {700, "hipErrorIllegalAddress"},
     {hipErrorLaunchFailure, "hipErrorLaunchFailure"},
     {hipErrorNotSupported, "hipErrorNotSupported"},
+    {hipErrorStreamCaptureUnsupported, "hipErrorStreamCaptureUnsupported"},
+    {hipErrorStreamCaptureInvalidated, "hipErrorStreamCaptureInvalidated"},
+    {hipErrorStreamCaptureImplicit, "hipErrorStreamCaptureImplicit"},
 };
 
 enum { EM_AMDGPU_MACHINE = 224, MAX_WORKGROUP_THREADS = 1024, ALLOCATION_ALIGNMENT = 256 };
@@ -127,6 +133,65 @@ static hipError_t leave(const char *name, hipError_t code) {
         if (injected) RETURN(injected);     \
     } while (0)
 
+/* ---- capture: launches on one stream are recorded by the callback, calls that HIP refuses then are refused ----
+ *
+ * As HIP's global mode: a refused call of any thread invalidates the capture. The calls and codes are those of
+ * hip_memory.cpp, hip_stream.cpp, hip_event.cpp and hip_device_runtime.cpp of ROCm 6.3. HIP does not look at a capture
+ * when it loads a module; but that copies code to the device and waits for it, so it is refused here. */
+
+static void *captured; /* the stream */
+static int invalidated;
+
+static hipError_t refused(hipError_t code) {
+    int refuse;
+    LOCKED({
+        refuse = captured != NULL;
+        invalidated |= refuse;
+    });
+    return refuse ? code : hipSuccess;
+}
+
+#define ENTER_UNCAPTURED(code)                \
+    ENTER;                                    \
+    do {                                      \
+        hipError_t refusal = refused((code)); \
+        if (refusal) RETURN(refusal);         \
+    } while (0)
+
+/* Whether work on `stream` may go on: recorded on the captured one, refused on the null stream, which waits for it. */
+static hipError_t enter_stream(void *stream) {
+    hipError_t code = hipSuccess;
+    LOCKED({
+        if (captured && stream == captured && invalidated) code = hipErrorStreamCaptureInvalidated;
+    });
+    return code ? code : (uintptr_t)stream <= 1 ? refused(hipErrorStreamCaptureImplicit) : hipSuccess;
+}
+
+/* Copies and fills that would be nodes of a graph are not recorded. */
+#define ENTER_STREAM(stream)                                  \
+    do {                                                      \
+        if (!is_stream(stream)) RETURN(hipErrorInvalidHandle); \
+        hipError_t refusal = enter_stream(stream);            \
+        if (refusal) RETURN(refusal);                         \
+        if ((stream) == captured) RETURN(hipErrorNotSupported); \
+    } while (0)
+
+EXPORT void sim_begin_capture(void *stream) {
+    LOCKED({
+        captured = stream;
+        invalidated = 0;
+    });
+}
+
+EXPORT hipError_t sim_end_capture(void) {
+    hipError_t code;
+    LOCKED({
+        code = invalidated ? hipErrorStreamCaptureInvalidated : hipSuccess;
+        captured = NULL;
+    });
+    return code;
+}
+
 EXPORT void sim_set_launch(launch_callback *callback) { on_launch = callback; }
 
 /* Every call of `name` returns `code` until it is set to hipSuccess. */
@@ -203,14 +268,14 @@ EXPORT hipError_t hipSetDevice(int device) {
 }
 
 EXPORT hipError_t hipDeviceSynchronize(void) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     RETURN(hipSuccess);
 }
 
 /* ---- memory ---- */
 
 EXPORT hipError_t hipMalloc(void **pointer, size_t size) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     if (!pointer) RETURN(hipErrorInvalidValue);
     *pointer = NULL;
     if (!size) RETURN(hipSuccess);
@@ -231,7 +296,7 @@ EXPORT hipError_t hipMalloc(void **pointer, size_t size) {
 }
 
 EXPORT hipError_t hipFree(void *pointer) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     if (!pointer) RETURN(hipSuccess);
     struct allocation *found = NULL;
     LOCKED({
@@ -257,7 +322,7 @@ static int is_object(void *handle, enum object_kind kind) {
 static int is_stream(void *stream) { return (uintptr_t)stream <= 2 || is_object(stream, STREAM); }
 
 EXPORT hipError_t hipMemcpy(void *to, const void *from, size_t size, int kind) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureImplicit);
     (void)kind;
     memmove(to, from, size);
     RETURN(hipSuccess);
@@ -266,39 +331,39 @@ EXPORT hipError_t hipMemcpy(void *to, const void *from, size_t size, int kind) {
 EXPORT hipError_t hipMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
     ENTER;
     (void)kind;
-    if (!is_stream(stream)) RETURN(hipErrorInvalidHandle);
+    ENTER_STREAM(stream);
     memmove(to, from, size);
     RETURN(hipSuccess);
 }
 
 EXPORT hipError_t hipMemset(void *to, int value, size_t size) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureImplicit);
     memset(to, value, size);
     RETURN(hipSuccess);
 }
 
 EXPORT hipError_t hipMemsetD16Async(void *to, unsigned short value, size_t count, void *stream) {
     ENTER;
-    if (!is_stream(stream)) RETURN(hipErrorInvalidHandle);
+    ENTER_STREAM(stream);
     for (size_t i = 0; i < count; i++) ((uint16_t *)to)[i] = value;
     RETURN(hipSuccess);
 }
 
 EXPORT hipError_t hipMemsetD32Async(void *to, int value, size_t count, void *stream) {
     ENTER;
-    if (!is_stream(stream)) RETURN(hipErrorInvalidHandle);
+    ENTER_STREAM(stream);
     for (size_t i = 0; i < count; i++) ((int32_t *)to)[i] = value;
     RETURN(hipSuccess);
 }
 
 EXPORT hipError_t hipHostRegister(void *pointer, size_t size, unsigned flags) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     (void)pointer, (void)size, (void)flags;
     RETURN(hipSuccess);
 }
 
 EXPORT hipError_t hipHostUnregister(void *pointer) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     (void)pointer;
     RETURN(hipSuccess);
 }
@@ -346,7 +411,7 @@ EXPORT hipError_t hipStreamDestroy(void *stream) {
 }
 
 EXPORT hipError_t hipStreamSynchronize(void *stream) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     RETURN(is_stream(stream) ? hipSuccess : hipErrorInvalidHandle);
 }
 
@@ -373,7 +438,7 @@ EXPORT hipError_t hipEventRecord(void *event, void *stream) {
 }
 
 EXPORT hipError_t hipEventSynchronize(void *event) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     RETURN(is_object(event, EVENT) ? hipSuccess : hipErrorInvalidHandle);
 }
 
@@ -413,7 +478,7 @@ static int has_kernel(const struct module *module, const char *name) {
 }
 
 EXPORT hipError_t hipModuleLoadData(void **handle, const void *image) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     if (!handle || !image) RETURN(hipErrorInvalidValue);
     size_t size = code_object_size(image);
     if (!size) RETURN(hipErrorInvalidImage);
@@ -431,7 +496,7 @@ EXPORT hipError_t hipModuleLoadData(void **handle, const void *image) {
 }
 
 EXPORT hipError_t hipModuleUnload(void *handle) {
-    ENTER;
+    ENTER_UNCAPTURED(hipErrorStreamCaptureUnsupported);
     struct module *found = NULL;
     LOCKED({
         struct module **link = &modules;
@@ -493,6 +558,8 @@ EXPORT hipError_t hipModuleLaunchKernel(void *handle, unsigned grid_x, unsigned 
                 if (f == handle) function = f;
     });
     if (!function || !is_stream(stream)) RETURN(hipErrorInvalidHandle);
+    hipError_t refusal = enter_stream(stream);
+    if (refusal) RETURN(refusal);
     if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z ||
         (uint64_t)block_x * block_y * block_z > MAX_WORKGROUP_THREADS)
         RETURN(hipErrorInvalidConfiguration);

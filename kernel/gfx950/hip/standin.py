@@ -153,6 +153,9 @@ def load(path: Path) -> ctypes.CDLL:
     library.sim_take_failure.restype = ctypes.c_char_p
     library.sim_allocations.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.sim_allocations.restype = ctypes.c_size_t
+    library.sim_begin_capture.argtypes = [ctypes.c_void_p]
+    library.sim_begin_capture.restype = None
+    library.sim_end_capture.restype = ctypes.c_int
     library.hipGetErrorName.argtypes = [ctypes.c_int]
     library.hipGetErrorName.restype = ctypes.c_char_p
     return library
