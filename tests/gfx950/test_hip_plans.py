@@ -24,6 +24,7 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.plan import IndexPlan
 from kernel import operators
 from kernel.backends import flydsl
+from kernel.backends.flydsl import launch
 from kernel.errors import LaunchError
 from kernel.gfx950.hip import HipCallError, simulated_device, standin
 from tests.gfx950.scorers import device_with
@@ -281,9 +282,12 @@ def test_a_captured_prefill_serves_other_contents() -> None:
         assert_same_bits(scores, oracle_scores(call))
 
 
-def test_a_first_launch_in_a_capture_is_refused_and_the_process_goes_on() -> None:
+def test_a_first_launch_in_a_capture_is_refused_and_the_process_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     call = random_call([(300, 1)], 1, seed=60)
-    backend = flydsl.create_simulated(None, "exact")  # whose kernels have not been launched
+    monkeypatch.setattr(launch, "_COMPILED", {})  # as in a process that has launched nothing
+    backend = flydsl.create_simulated(None, "exact")
     scores = torch.full((1, 1, 3), torch.nan)
     message = "the first launch of score_decode_h1 loads its module, .*; run the same plan once before"
     with simulated_device().capturing() as recording:

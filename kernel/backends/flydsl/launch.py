@@ -129,7 +129,7 @@ class CompiledKernels(Generic[Key]):
                 with _compiling:
                     kernel = self._kernels.get(name)
                     if kernel is None:
-                        refuse_first_launch_in_capture(self._device, self._name_of(key))
+                        refuse_first_launch_in_capture(self._device, name)
                         from kernel.backends.flydsl.jit import compiled
 
                         self._kernels[name] = compiled(self._build(key), name, *arguments, fx.Stream(stream))
