@@ -27,13 +27,38 @@ from kernel.gfx950.wave import DEFINED, LANES, Lds, Wave
 # ---- Decoding: each instruction becomes a step, the first time its kernel runs ----
 
 
+Stretch = tuple[tuple[int, Step], ...]
+"""Steps and their numbers; none where a wave stops."""
+
+
 @dataclass(frozen=True)
 class Decoded:
     """``steps`` in the kernel's order; ``granule`` is 4 where all its memory accesses are whole dwords,
-    else 1."""
+    else 1; ``branches`` are the instructions that another may follow than the next."""
 
     steps: tuple[Step | Stop, ...]
     granule: int
+    branches: frozenset[int]
+    _stretches: dict[int, Stretch] = field(init=False, default_factory=dict)
+
+    def stretch(self, first: int) -> Stretch:
+        """What runs in one go from an instruction on: up to a branch, barrier or end."""
+        known = self._stretches.get(first)
+        if known is None:
+            steps: list[tuple[int, Step]] = []
+            for at in range(first, len(self.steps)):
+                step = self.steps[at]
+                if isinstance(step, Stop):
+                    break
+                steps.append((at, step))
+                if at in self.branches:
+                    break
+            known = self._stretches[first] = tuple(steps)
+        return known
+
+
+def _branches(kernel: Kernel) -> frozenset[int]:
+    return frozenset(at for at, one in enumerate(kernel.instructions) if row_of(one).kind == "branch")
 
 
 _DECODED: WeakKeyDictionary[Kernel, Decoded] = WeakKeyDictionary()
@@ -45,7 +70,7 @@ def decode(kernel: Kernel) -> Decoded:
     if known is None:
         steps = tuple(_decode_one(kernel, index) for index in range(len(kernel.instructions)))
         narrow = any(row_of(instruction).lane_bytes in (1, 2) for instruction in kernel.instructions)
-        known = _DECODED[kernel] = Decoded(steps, 1 if narrow else 4)
+        known = _DECODED[kernel] = Decoded(steps, 1 if narrow else 4, _branches(kernel))
     return known
 
 
@@ -58,7 +83,7 @@ def decode_like(kernel: Kernel, known: Kernel) -> Decoded:
         before.steps[index] if new is old else _decode_one(kernel, index)
         for index, (new, old) in enumerate(pairs)
     )
-    decoded = _DECODED[kernel] = Decoded(steps, before.granule)
+    decoded = _DECODED[kernel] = Decoded(steps, before.granule, _branches(kernel))
     return decoded
 
 
@@ -224,7 +249,8 @@ class _Launch:
             )
         self.threads = block[0] * block[1] * block[2]
         self.waves = -(-self.threads // LANES)
-        self.executed = [0] * len(kernel.instructions)
+        self.entered: Counter[tuple[int, int]] = Counter()
+        """How often waves ran the instructions between two, from the first up to the other."""
         self.traces: dict[tuple[int, int], npt.NDArray[np.int32]] = {}
         self.turns = 0
 
@@ -237,9 +263,12 @@ class _Launch:
             self.machine.log.check()
         except InterpreterError as error:
             raise error.locate(kernel=self.kernel.name) from None
+        executed = np.zeros(len(self.kernel.instructions), np.int64)
+        for (first, end), times in self.entered.items():
+            executed[first:end] += times
         return RunReport(
             self.kernel,
-            np.array(self.executed, np.int64),
+            executed,
             count,
             count * self.waves,
             self.machine.bank_conflicts,
@@ -272,24 +301,24 @@ class _Launch:
             self.traces |= {(linear, i): np.array(path, np.int32) for i, path in enumerate(paths)}
 
     def _run_to_barrier(self, wave: Wave, path: list[int], workgroup: Dim3) -> None:
-        steps, executed, trace = self.decoded.steps, self.executed, self.options.trace
         left = self.options.wave_instruction_limit
         pc = wave.pc
         try:
             while True:
-                pc = wave.pc
-                step = steps[pc]
-                executed[pc] += 1
-                wave.pc = pc + 1
-                if trace:
-                    path.append(pc)
-                if isinstance(step, Stop):
-                    wave.done = step is Stop.END
+                pc = first = wave.pc
+                stretch = self.decoded.stretch(first)
+                wave.pc = first + max(len(stretch), 1)
+                self.entered[first, wave.pc] += 1
+                if self.options.trace:
+                    path.extend(range(first, wave.pc))
+                if not stretch:
+                    wave.done = self.decoded.steps[first] is Stop.END
                     return
-                step(wave)
-                if wave.taint is not None:
-                    wave.settle()
-                left -= 1
+                for pc, step in stretch:  # noqa: B007 - named where a step raises
+                    step(wave)
+                    if wave.taint is not None:
+                        wave.settle()
+                left -= len(stretch)
                 if left < 0:
                     raise InstructionLimitError(
                         f"{self.options.wave_instruction_limit} instructions and no barrier: endless?"

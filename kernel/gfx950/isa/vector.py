@@ -6,7 +6,7 @@ SDWA, float source modifiers and clamp are handled here once, for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -16,8 +16,20 @@ import numpy.typing as npt
 
 from kernel.gfx950.errors import UnsupportedInstructionError
 from kernel.gfx950.isa import table
-from kernel.gfx950.isa.form import Form, Step, TypeLetter, Value, dpp_step, sdwa_step, write32, write64
+from kernel.gfx950.isa.form import (
+    Form,
+    Step,
+    TypeLetter,
+    Value,
+    ValueSource,
+    dpp_step,
+    sdwa_step,
+    write32,
+    write64,
+)
 from kernel.gfx950.isa.table import Hazard, Row
+from kernel.gfx950.program import Operand
+from kernel.gfx950.wave import Wave
 
 # ---- Integers and bits: uint32 arrays of 64 lanes (or numpy scalars) in and out ----
 
@@ -54,6 +66,11 @@ def multiply_signed24(a: Value, b: Value) -> Value:
 def byte_permute(a: Value, b: Value, selector: Value) -> Value:
     """V_PERM_B32: selectors 0-3 pick a byte of b, 4-7 of a, 8-11 a replicated sign, 12 is 0x00, above
     0xFF."""
+    if selector.ndim == 0 and not int(selector) & 0xF8F8F8F8:
+        pairs = np.empty((64, 2), U32)
+        pairs[:, 0], pairs[:, 1] = b, a
+        places = np.frombuffer(int(selector).to_bytes(4, "little"), np.uint8)
+        return pairs.view(np.uint8).take(places, axis=1).view(U32)[:, 0]
     choices = np.empty((64, 16), np.uint8)
     words = choices.view(U32)
     words[:, 0], words[:, 1] = b, a
@@ -256,13 +273,13 @@ class Operation:
 # Operations with a short encoding, and with dpp and sdwa.
 _SHORT = {
     "v_mov_b32": Operation("u", "u", lambda a: a),
-    "v_not_b32": Operation("u", "u", lambda a: ~a),
-    "v_and_b32": Operation("uu", "u", lambda a, b: a & b),
-    "v_or_b32": Operation("uu", "u", lambda a, b: a | b),
-    "v_xor_b32": Operation("uu", "u", lambda a, b: a ^ b),
+    "v_not_b32": Operation("u", "u", np.invert),
+    "v_and_b32": Operation("uu", "u", np.bitwise_and),
+    "v_or_b32": Operation("uu", "u", np.bitwise_or),
+    "v_xor_b32": Operation("uu", "u", np.bitwise_xor),
     "v_xnor_b32": Operation("uu", "u", lambda a, b: ~(a ^ b)),
-    "v_add_u32": Operation("uu", "u", lambda a, b: a + b),
-    "v_sub_u32": Operation("uu", "u", lambda a, b: a - b),
+    "v_add_u32": Operation("uu", "u", np.add),
+    "v_sub_u32": Operation("uu", "u", np.subtract),
     "v_subrev_u32": Operation("uu", "u", lambda a, b: b - a),
     "v_mul_u32_u24": Operation("uu", "u", lambda a, b: (a & _24) * (b & _24)),
     "v_mul_hi_u32_u24": Operation("uu", "u", lambda a, b: multiply_high(a & _24, b & _24)),
@@ -313,7 +330,7 @@ _SHORT = {
 # Operations with the long encoding only.
 _LONG = {
     "v_add3_u32": Operation("uuu", "u", lambda a, b, c: a + b + c),
-    "v_mul_lo_u32": Operation("uu", "u", lambda a, b: a * b),
+    "v_mul_lo_u32": Operation("uu", "u", np.multiply),
     "v_mul_hi_u32": Operation("uu", "u", multiply_high),
     "v_mad_u32_u24": Operation("uuu", "u", lambda a, b, c: (a & _24) * (b & _24) + c),
     "v_min3_u32": Operation("uuu", "u", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
@@ -389,14 +406,73 @@ def arithmetic(form: Form, operation: Operation) -> Step:
     if encoding == "dpp":
         return dpp_step(form, operands, operation.sources, letter, function, sources)
     put = write64(destination) if pair else write32(destination, letter)
-    if len(sources) == 1:
-        (only,) = sources
-        return lambda wave: put(wave, function(only(wave)))
-    if len(sources) == 2:
-        first, second = sources
-        return lambda wave: put(wave, function(first(wave), second(wave)))
-    first, second, third = sources
-    return lambda wave: put(wave, function(first(wave), second(wave), third(wave)))
+
+    def step(wave: Wave) -> None:
+        put(wave, function(*[source(wave) for source in sources]))
+
+    if set(operation.sources) != {letter} or letter not in ("u", "f"):
+        return step
+    return _in_whole_waves(operands, sources, function, letter, step)
+
+
+def _in_whole_waves(
+    operands: Sequence[Operand],
+    sources: Sequence[ValueSource],
+    function: Callable[..., Value],
+    letter: str,
+    step: Step,
+) -> Step:
+    """``step``, shortened where every lane is active and every register defined: rows in, a row out."""
+    destination = operands[0].index
+    plain = [operand.kind == "vector" and not operand.modified for operand in operands[1:]]
+    # of what is no register the destination stands in
+    places = [
+        operand.index if is_row else destination for operand, is_row in zip(operands[1:], plain, strict=True)
+    ]
+    unsigned, in_place = letter == "u", isinstance(function, np.ufunc)
+    if any(operand.kind == "vector" and operand.modified for operand in operands[1:]):
+        return step
+
+    def one(wave: Wave) -> None:
+        states = wave.vector_states
+        if wave.full and not (states[destination] or states[a]):
+            rows = wave.u32 if unsigned else wave.f32
+            x = rows[a] if a_is_row else first(wave)
+            if wave.taint is None:
+                rows[destination][:] = function(x)
+                return
+        step(wave)
+
+    def two(wave: Wave) -> None:
+        states = wave.vector_states
+        if wave.full and not (states[destination] or states[a] or states[b]):
+            rows = wave.u32 if unsigned else wave.f32
+            x = rows[a] if a_is_row else first(wave)
+            y = rows[b] if b_is_row else second(wave)
+            if wave.taint is None:
+                if in_place:
+                    function(x, y, out=rows[destination])
+                else:
+                    rows[destination][:] = function(x, y)
+                return
+        step(wave)
+
+    def three(wave: Wave) -> None:
+        states = wave.vector_states
+        if wave.full and not (states[destination] or states[a] or states[b] or states[c]):
+            rows = wave.u32 if unsigned else wave.f32
+            x = rows[a] if a_is_row else first(wave)
+            y = rows[b] if b_is_row else second(wave)
+            z = rows[c] if c_is_row else third(wave)
+            if wave.taint is None:
+                rows[destination][:] = function(x, y, z)
+                return
+        step(wave)
+
+    first, second, third = (*sources, *sources, *sources)[:3]
+    a, b, c = (*places, destination, destination)[:3]
+    a_is_row, b_is_row, c_is_row = (*plain, False, False)[:3]
+    return (one, two, three)[len(sources) - 1]
 
 
 def _multiply_accumulate(form: Form) -> Step:
@@ -441,6 +517,8 @@ def _bitop3_function(table: int) -> Callable[[Value, Value, Value], Value]:
         return functions[bits]
 
     clear, set_ = half(table & 15), half(table >> 4)
+    if table & 15 == 15 - (table >> 4):
+        return lambda a, b, c: clear(b, c) ^ a
 
     def function(a: Value, b: Value, c: Value) -> Value:
         zero = clear(b, c)
