@@ -201,6 +201,10 @@ class Plan:
     runs: dict[tuple[object, ...], Any] = field(default_factory=dict)
     """What the backend keeps of a run for the runs of other layers."""
 
+    def on(self, block_table: torch.Tensor) -> Plan:
+        """The same plan of another block table of the same shape."""
+        return Plan(self.numbers, [block_table, *self.tensors[1:]], self.runs)
+
     def keep(self, key: tuple[object, ...], run: Any) -> None:
         """Keep what the runs of ``key`` share."""
         if len(self.runs) >= _MOST_RUNS:

@@ -237,16 +237,17 @@ class TritonBackend(PlannedBackend):
         out: torch.Tensor,
     ) -> None:
         """Run the launches that ``add`` makes at the first run of a plan on such tensors."""
-        given = q.view(torch.uint8), pages, out
-        addresses = [tensor.data_ptr() for tensor in plan.tensors[:3]]  # the caller's own
+        given = q.view(torch.uint8), pages, out, plan.tensors[0]
         alignments = [tensor.data_ptr() % ALIGNMENT for tensor in given]
         shapes = (*pages.shape, *pages.stride(), *out.shape, *out.stride())
-        key = (add.__name__, self.precision, *shapes, *alignments, *addresses)
+        key = (add.__name__, self.precision, *shapes, *alignments)
+        if plan.header.max_query_len:  # the caller's lengths may have moved
+            key += (plan.tensors[1].data_ptr(), plan.tensors[2].data_ptr())
         with current_device(self.device):
             launches = plan.runs.get(key)
             if launches is None:
                 launches = Launches(self.device, given)
-                add(launches, plan, *given)
+                add(launches, plan, *given[:3])
                 plan.keep(key, launches)
             launches(*given)
 

@@ -63,12 +63,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     if not _DIRECT or not first.is_cuda:
         kernel[grid](*arguments, **options)
         return None
-    key = (
-        id(kernel),  # kernels are a module's, for good
-        first.get_device(),
-        *options.values(),
-        *[argument if type(argument) is int else _pointer(argument) for argument in arguments],
-    )
+    signature = [argument if type(argument) is int else _pointer(argument) for argument in arguments]
+    key = _key(kernel, first.get_device(), options, signature)
     found = _COMPILED.get(key)
     if found is not None:
         found.run((*grid, 1, 1)[:3], arguments)
@@ -81,12 +77,19 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     return found
 
 
-def _pointer(argument: Any) -> object:
-    """What Triton's signature says of a pointer or a tensor descriptor."""
+def _key(
+    kernel: Any, device: int, options: dict[str, Any], signature: Sequence[object]
+) -> tuple[object, ...]:
+    return id(kernel), device, *options.values(), *signature  # kernels are a module's, for good
+
+
+def _pointer(argument: Any, address: int | None = None) -> object:
+    """What Triton's signature says of a pointer or a tensor descriptor at its address, or at another."""
     if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % ALIGNMENT
+        return argument.dtype, (argument.data_ptr() if address is None else address) % ALIGNMENT
     base = argument.base
-    return type(argument), base.dtype, tuple(argument.block_shape), base.data_ptr() % ALIGNMENT
+    of_base = _pointer(base, address)
+    return type(argument), of_base, tuple(argument.block_shape)
 
 
 def _has_hooks(chain: Any) -> bool:
@@ -151,6 +154,8 @@ class Launches:
         workspace = torch.empty(self._size, dtype=torch.uint8, device=self._device)
         bases = (workspace.data_ptr(), *[tensor.data_ptr() for tensor in given])
         for one in self._launches:
+            if one.compiled is None and _DIRECT and workspace.is_cuda:
+                one.compiled = _COMPILED.get(one.key(bases, workspace.get_device()))
             if one.compiled is None:
                 tensors = [one.tensor(at, workspace, given) for at in range(len(one.places))]
                 one.compiled = launch(one.kernel, one.grid, *tensors, **one.options)
@@ -172,13 +177,27 @@ class _Launch:
         self.kernel, self.grid, self.places, self.options = kernel, grid, places, options
         self.whole_grid = (*grid, 1, 1)[:3]
         self.compiled: _Compiled | None = None
-        # Given tensors stay the caller's.
-        self._like = [None if base > 0 else argument for argument, (base, _) in zip(arguments, places)]
+        # Given tensors stay the caller's: only what they are is kept.
+        self._like = [
+            argument.dtype if base > 0 else argument for argument, (base, _) in zip(arguments, places)
+        ]
         self._descriptors = [
             at
             for at, argument in enumerate(self._like)
-            if argument is not None and not isinstance(argument, (int, torch.Tensor))
+            if not isinstance(argument, (int, torch.Tensor, torch.dtype))
         ]
+
+    def key(self, bases: tuple[int, ...], device: int) -> tuple[object, ...]:
+        """As :func:`launch` keeps the compiled kernel."""
+        signature: list[object] = []
+        for like, (base, place) in zip(self._like, self.places):
+            if type(like) is int:
+                signature.append(like)
+            elif base > 0:
+                signature.append((like, (bases[base] + place) % ALIGNMENT))
+            else:
+                signature.append(_pointer(like, place if base < 0 else bases[base] + place))
+        return _key(self.kernel, device, self.options, signature)
 
     def addresses(self, bases: tuple[int, ...]) -> list[Any]:
         """Arguments as a compiled kernel takes them."""
@@ -194,7 +213,7 @@ class _Launch:
             return given[base - 1]
         if base < 0:
             return like
-        of: torch.Tensor = like if isinstance(like, torch.Tensor) else like.base  # type: ignore[union-attr]
+        of: torch.Tensor = like if isinstance(like, torch.Tensor) else like.base
         words = workspace[place : place + of.nbytes].view(of.dtype)
         tensor = words.view(of.shape)
         return tensor if of is like else _moved(like, tensor)
