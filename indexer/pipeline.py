@@ -84,7 +84,7 @@ def score_and_select(
         InvalidArgumentError: the scores do not fit in memory.
         MemoryError, torch.OutOfMemoryError: the backend needs more memory than there is.
     """
-    device, num_blocks = pages.device, plan.tensors[1]
+    device, num_blocks = pages.device, plan.tensors[1].clone()  # the plan is used again
     total_q, heads, _ = q.shape
     if options.return_scores and scores is None:
         scores = allocate_scores((heads, total_q, plan.header.num_score_blocks), device)

@@ -48,9 +48,10 @@ from kernel.contract import HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import as_pages, blocks_of
-from kernel.step import DeviceLengths, Lengths, Step
+from kernel.step import DeviceLengths, Lengths, Plan, Step
 
 KEY_DTYPES = operators.FLOAT_DTYPES
+_KEPT_PLANS = 4
 _QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)
 
 _Arguments = ParamSpec("_Arguments")
@@ -103,6 +104,7 @@ class IndexScorer:
         self._spec = operators.spec(self._backend.name, config.precision, config.scale_choice)
         self._lut = build_lut(self.device)
         self._lock = threading.RLock()
+        self._plans: dict[tuple[object, ...], Plan] = {}
 
     @property
     def backend(self) -> str:
@@ -397,6 +399,27 @@ class IndexScorer:
             options.order == "block",
         )
 
+    def _planned(
+        self, block_table: torch.Tensor, total_q: int, lengths: Lengths, options: ScoreOptions
+    ) -> Plan:
+        """The plan of a call. The layers of a step repeat its lengths, so the last plans are kept."""
+        key = (
+            *[field.tobytes() for field in lengths.fields],
+            block_table.shape,
+            total_q,
+            *(options.init_blocks, options.local_blocks, options.order),
+            # The copy of a plan's tensors to the device is queued on a stream.
+            torch.cuda.current_stream(self.device).cuda_stream if self.device.type == "cuda" else 0,
+        )
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            made = self._backend.plan(self._step(block_table, total_q, lengths, options))
+            plan = made.on(made.tensors[1])  # does not keep the caller's table
+        self._plans[key] = plan
+        if len(self._plans) > _KEPT_PLANS:
+            del self._plans[next(iter(self._plans))]
+        return plan.on(block_table)
+
     @untraced
     def fork_sequence(self, seq: int) -> int:
         """Make a sequence with the same keys and return its id. It shares every page; the partial last one is
@@ -460,7 +483,7 @@ class IndexScorer:
                 options = self._options(return_scores, topk, init_blocks, local_blocks, order)
                 lengths = self._lengths(q, sequences, query_lens)
                 block_table = self._cache.block_tables(sequences)
-                plan = self._backend.plan(self._step(block_table, q.shape[0], lengths, options))
+                plan = self._planned(block_table, q.shape[0], lengths, options)
             q = self._quantized(q, times)
             return score_and_select(self._backend, plan, q, self._cache.pages, options, times)
 
@@ -511,7 +534,7 @@ class IndexScorer:
                 pages = as_pages(pages)
                 lengths = paged_lengths(self._backend, q, pages, block_table, cu_seqlens_q, seq_lens)
                 given_q, block_table = q, block_table.contiguous()
-                plan = self._backend.plan(self._step(block_table, q.shape[0], lengths, options))
+                plan = self._planned(block_table, q.shape[0], lengths, options)
             q = self._quantized(q, times)
             if scores is not None:
                 with times.stage("check"):

@@ -66,6 +66,11 @@ class Lengths:
         )
 
     @property
+    def fields(self) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """The fields in their order."""
+        return self.table_rows, self.query_starts, self.query_lens, self.seq_lens
+
+    @property
     def prefix_lens(self) -> IntArray:
         """Keys before the first query of each request."""
         return self.seq_lens - self.query_lens
@@ -82,8 +87,7 @@ class Lengths:
 
     def requests(self) -> tuple[Request, ...]:
         """The same requests one by one."""
-        columns = (self.table_rows, self.query_starts, self.query_lens, self.seq_lens)
-        return tuple(Request(*row) for row in zip(*(column.tolist() for column in columns)))
+        return tuple(Request(*row) for row in zip(*(field.tolist() for field in self.fields)))
 
     def blocks_per_query(self, total_q: int) -> NDArray[np.int32]:
         """``nb`` of every query token: ``[total_q]``, 0 for tokens of no request."""
@@ -279,9 +283,8 @@ def host_plan(step: Step) -> Plan:
     lengths = step.lengths
     if isinstance(lengths, DeviceLengths):
         return Plan.of(step, (), (lengths.cu_seqlens_q, lengths.seq_lens))
-    fields = (lengths.table_rows, lengths.query_starts, lengths.query_lens, lengths.seq_lens)
     num_blocks = torch.from_numpy(lengths.blocks_per_query(step.total_q)).to(step.block_table.device)
-    return Plan.of(step, np.concatenate(fields).tolist(), (num_blocks,))
+    return Plan.of(step, np.concatenate(lengths.fields).tolist(), (num_blocks,))
 
 
 def planned_batch(

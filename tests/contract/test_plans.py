@@ -455,9 +455,8 @@ def expected_of(
         stop = min(max(end, start), call.total_q, start + max_query_len)
         keys = min(max(keys, 0), 128 * num_blocks)
         for token in range(start, stop):
-            if keys - (stop - token) >= 0:
-                owners.setdefault(token, []).append((request, keys - (stop - token)))
-    own = {token: found[0] for token, found in owners.items() if len(found) == 1}
+            owners.setdefault(token, []).append((request, keys - (stop - token)))
+    own = {token: found[0] for token, found in owners.items() if len(found) == 1 and found[0][1] >= 0}
     num_pages = call.pages.shape[0]
     table = call.block_table[[request for request, _ in own.values()]]
     single = replace(

@@ -16,6 +16,8 @@ from indexer.pipeline import StageTimes
 from kernel.backends.base import Order
 from kernel.backends.cpu import CpuBackend
 from kernel.contract import PAGE_BYTES
+from kernel.step import Plan, Step
+from tests.support.calls import random_call
 from tests.support.compare import assert_same_bits
 from tests.support.scorer_state import LENGTHS, QUERY_LENS, all_queries, exact, filled, new_scorer
 
@@ -244,9 +246,39 @@ def test_results_do_not_change_with_the_next_call() -> None:
     first = scorer.score(all_queries(4)[:3], [seq])
     assert first.scores is not None
     ids, scores = first.block_ids.clone(), first.scores.clone()
-    scorer.score(-all_queries(4)[:3], [seq])
+    second = scorer.score(-all_queries(4)[:3], [seq])
     assert_same_bits(first.block_ids, ids)
     assert_same_bits(first.scores, scores)
+    second.num_blocks.zero_()  # what a caller does to a result is its own affair
+    again = scorer.score(all_queries(4)[:3], [seq])
+    assert_same_bits(again.block_ids, ids)
+    assert_same_bits(again.num_blocks, first.num_blocks)
+
+
+def test_calls_of_the_same_lengths_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers of a step; with other pages, tables and options each gets its own result."""
+    call, other = (random_call([(700, 3), (300, 40)], 2, seed=seed) for seed in (1, 2))
+    scorer = IndexScorer(IndexerConfig(2, 0, topk_blocks=3))
+    planned: list[Step] = []
+    plan = scorer._backend.plan
+
+    def counted(step: Step) -> Plan:
+        planned.append(step)
+        return plan(step)
+
+    monkeypatch.setattr(scorer._backend, "plan", counted)
+    for local_blocks in (0, 2):
+        for one in (call, other, call):
+            tensors = (one.q, one.pages, one.block_table, one.cu_seqlens_q, one.seq_lens)
+            result = scorer.score_paged(*tensors, local_blocks=local_blocks)
+            alone = IndexScorer(scorer.config).score_paged(*tensors, local_blocks=local_blocks)
+            assert_same_bits(result.block_ids, alone.block_ids)
+            assert result.scores is not None
+            assert alone.scores is not None
+            assert_same_bits(result.scores, alone.scores)
+    assert len(planned) == 2
+    assert len(scorer._plans) == 2
+    assert all(one.tensors[0] is not step.block_table for one, step in zip(scorer._plans.values(), planned))
 
 
 def test_threads_take_turns() -> None:
@@ -326,8 +358,8 @@ def test_a_backend_is_given_all_requests_at_once(monkeypatch: pytest.MonkeyPatch
     scorer.score(all_queries(4), seqs, QUERY_LENS)
     assert ran == ["plan", "score_plan", "topk"]
     scorer.score(all_queries(4), seqs, QUERY_LENS, return_scores=False)
-    assert ran[3:] == ["plan", "select_plan"]
-    assert planned == [QUERY_LENS, QUERY_LENS]
+    assert ran[3:] == ["select_plan"]  # by the same plan
+    assert planned == [QUERY_LENS]
 
 
 def test_results_are_compared_by_identity() -> None:

@@ -42,6 +42,8 @@ from kernel.step import DeviceLengths, Lengths, Plan, PlanHeader, Step, uploaded
 
 WORKSPACE_BLOCKS = MAX_SEQ_BLOCKS
 """Blocks of keys dequantised at a time: the longest context, 256 MiB as float16."""
+_KEPT_SELECTIONS = 64
+"""Shapes whose selections from given scores are kept."""
 _LARGE_DEVICE = 64 << 30
 """Bytes of memory of a GPU on which twice as many scores are kept."""
 
@@ -81,6 +83,7 @@ class TritonBackend(PlannedBackend):
         self.max_decode_queries = self.tuning.decode_queries
         self.score_groups = score_groups(device)
         self.lut = build_lut(device)
+        self._topk: dict[tuple[object, ...], Launches] = {}
         self.decode_table = decode_table(self.lut, self.tuning.hopper)
 
     @property
@@ -104,9 +107,16 @@ class TritonBackend(PlannedBackend):
             block_ids.fill_(-1)
             return
         given = scores, num_blocks.contiguous(), block_ids
+        shapes = (*scores.shape, *scores.stride(), *block_ids.shape, *block_ids.stride())
+        key = (order, *shapes, *[tensor.data_ptr() % ALIGNMENT for tensor in given])
         with current_device(self.device):
-            launches = Launches(self.device, given)
-            select_scores(launches, *given, order)
+            launches = self._topk.get(key)
+            if launches is None:
+                launches = Launches(self.device, given)
+                select_scores(launches, *given, order)
+                if len(self._topk) >= _KEPT_SELECTIONS:
+                    self._topk.clear()
+                self._topk[key] = launches
             launches(*given)
 
     def call_values(
