@@ -1,8 +1,8 @@
 """The HTTP layer around the application: connection limits and timeouts, request context, access, bodies.
 
-The protocol class limits connections. Every request then passes one ASGI layer, :class:`RequestLayer`, which
-gives it an id and a deadline, refuses it on a connection beyond the limit or without access, logs and counts
-it, and frees its queue slot.
+The protocol class limits connections, and the time that a peer takes to send and to read. Every request then
+passes one ASGI layer, :class:`RequestLayer`, which gives it an id and a deadline, refuses it on a connection
+beyond the limit or without access, logs and counts it, and frees its queue slot.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ import hashlib
 import hmac
 import re
 import secrets
+import socket
+import struct
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import h11
@@ -36,6 +40,8 @@ _CROWDED = "connections"
 """Key in the state of a request on a connection beyond the limit: the number of connections."""
 _CROWDED_SECONDS = 1.0
 """Header timeout of a request that is refused anyway."""
+_ABORT = "abort"
+"""Key in the state of a request: what aborts its connection."""
 _SAME_SITE = frozenset({b"same-origin", b"none"})
 _log = structlog.get_logger("server")
 
@@ -48,18 +54,31 @@ def protocol_of(seconds: float, max_connections: int) -> type[H11Protocol]:
 
     Args:
         seconds: header timeout, from the connection, or from the first bytes on a connection that is kept
-            alive; and the timeout of the rest of a body, from the answer.
+            alive; the timeout of the rest of a body, from the answer; and that of reading an answer.
         max_connections: open connections; requests on further ones are refused.
     """
     members = {"timeout_seconds": seconds, "max_connections": max_connections}
     return type("Protocol", (LimitedProtocol,), members)
 
 
-class LimitedProtocol(H11Protocol):
-    """Adds a header timeout, and a timeout for the rest of a body that was answered early.
+class _StrictConnection(h11.Connection):
+    """Refuses a request with two framings (RFC 9112, 6.1 and 6.3): a proxy may have gone by the other one."""
 
-    uvicorn waits without end for both, before tokens are checked, however slowly the bytes trickle in. An
-    idle connection between two requests is left to uvicorn's keep-alive timeout.
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
+                raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
+        return event
+
+
+class LimitedProtocol(H11Protocol):
+    """Adds timeouts for a head, for the rest of a body that was answered early, and for reading an answer.
+
+    uvicorn waits without end for all three, before tokens are checked, however slowly the bytes trickle. An
+    idle connection between two requests is left to uvicorn's keep-alive timeout. The next of several
+    pipelined requests is answered once the system has taken the whole answer before it.
     """
 
     timeout_seconds: float
@@ -67,10 +86,15 @@ class LimitedProtocol(H11Protocol):
     _timer: asyncio.TimerHandle | None = None
     _timed: type[object] | None = None
     """What the timer runs for, see :meth:`_due`."""
+    _unread: asyncio.TimerHandle | None = None
+    """Runs from when an answer first waits for its reader until all of it is taken."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the header timeout."""
         super().connection_made(transport)
+        self.conn = _StrictConnection(h11.SERVER)
+        transport.set_write_buffer_limits(high=0)  # writing is paused as long as any byte waits here
+        self.app_state = {**self.app_state, _ABORT: self.abort}
         if len(self.connections) > self.max_connections:
             self.app_state = {**self.app_state, _CROWDED: len(self.connections)}
             self.timeout_seconds = min(self.timeout_seconds, _CROWDED_SECONDS)
@@ -84,20 +108,40 @@ class LimitedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """Starts the timeout of the rest of a body that nobody will read."""
         super().on_response_complete()
+        self._update_unread()
         if self._due() is h11.SEND_BODY:
             self._update_timer()
 
+    def pause_writing(self) -> None:
+        """Starts the timeout of an answer that waits for its reader."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(self.timeout_seconds, self._on_unread)
+
+    def resume_writing(self) -> None:
+        """Stops that timeout once the whole answer is taken."""
+        super().resume_writing()
+        self._update_unread()
+
+    def abort(self) -> None:
+        """Ends the connection, and drops what waits for its reader, in the system's buffer, too."""
+        connection: socket.socket = self.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timer."""
+        """Stops the timers."""
         self._stop_timer()
         super().connection_lost(exc)
+        self._stop_unread()
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is not HTTP with a problem, and closes the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = secrets.token_hex(8)
             _log.info("malformed", request_id=request_id)
-            response = ProblemError(400, "malformed", f"{msg} Nothing was done").response(request_id)
+            reason = str(sys.exc_info()[1] or msg)[:100]
+            response = ProblemError(400, "malformed", f"{reason}; nothing was done").response(request_id)
             body = bytes(response.body)
             head = [("content-type", PROBLEM), ("content-length", str(len(body)))]
             head += [("x-request-id", request_id), ("connection", "close")]
@@ -130,6 +174,19 @@ class LimitedProtocol(H11Protocol):
             self._timer.cancel()
             self._timer = None
 
+    def _update_unread(self) -> None:
+        if not self.flow.write_paused and self.conn.our_state is not h11.SEND_BODY:
+            self._stop_unread()
+
+    def _on_unread(self) -> None:
+        _log.warning("answer not taken", seconds=self.timeout_seconds)
+        self.abort()
+
+    def _stop_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
     def _on_timeout(self) -> None:
         self._timer = None
         if self._due() is self._timed:
@@ -140,7 +197,7 @@ class LimitedProtocol(H11Protocol):
 # ---- Requests ----
 
 
-@dataclass
+@dataclass(eq=False)
 class RequestContext:
     """What a request carries to its route.
 
@@ -164,6 +221,35 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
+class _Replies:
+    """Answers that wait for their readers. They hold no place in the queue, but memory: the oldest make room.
+
+    Args:
+        max_bytes: what they may take together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._sent: dict[RequestContext, tuple[int, Callable[[], None]]] = {}
+
+    def add(self, context: RequestContext, message: Message, abort: Callable[[], None]) -> None:
+        """Counts an answer that begins, and aborts the oldest ones beyond the limit."""
+        lengths = [value for name, value in message.get("headers", ()) if name == b"content-length"]
+        size = int(lengths[0]) if lengths else 0
+        while self._sent and self._bytes + size > self._max_bytes:
+            oldest = next(iter(self._sent))
+            _log.warning("answer makes room", request_id=oldest.request_id)
+            self._sent[oldest][1]()
+            self.remove(oldest)
+        self._sent[context] = size, abort
+        self._bytes += size
+
+    def remove(self, context: RequestContext) -> None:
+        """Forgets an answer that ended."""
+        self._bytes -= self._sent.pop(context, (0, None))[0]
+
+
 class RequestLayer:
     """The one ASGI layer around the application.
 
@@ -181,6 +267,7 @@ class RequestLayer:
         self._settings = settings
         self._metrics = metrics
         self._access = Access(settings)
+        self._replies = _Replies(settings.queue_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -199,6 +286,9 @@ class RequestLayer:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if context.slot is not None:
+                    context.slot.release()
+                self._replies.add(context, message, state.get(_ABORT, lambda: None))
                 message = {**message, "headers": [*message.get("headers", ()), *added]}
             await send(message)
 
@@ -229,6 +319,7 @@ class RequestLayer:
                     raise
                 await internal().response(context.request_id)(scope, receive, send_with_headers)
         finally:
+            self._replies.remove(context)
             if context.slot is not None:
                 context.slot.release()
             self._finish(scope, context, status, time.perf_counter() - began)
@@ -295,7 +386,9 @@ class Access:
         Raises:
             ProblemError: 401 or 403, the request has no access.
         """
-        headers = dict(scope["headers"])
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:
+            headers[name] = headers[name] + b", " + value if name in headers else value
         is_open = scope["path"] in OPEN_PATHS
         if self._owners:
             owner = self._owner(headers.get(b"authorization", b""))
@@ -360,35 +453,29 @@ async def read_body(request: Request, slot: QueueSlot, max_bytes: int) -> bytear
         ProblemError: 413, too long, before any of it is read if it has a ``Content-Length``; 429, no memory
             for it now; 504, too slow; or the client disconnected.
     """
-    stated = request.headers.get("content-length")
-    length = int(stated) if stated is not None else None
-    if length is not None:
-        if length > max_bytes:
-            raise _too_large(length, max_bytes)
-        slot.reserve(length)
+    length = int(request.headers.get("content-length", "0"))
+    if length > max_bytes:
+        raise _too_large(length, max_bytes)
+    slot.check_room(length)
     try:
-        return await asyncio.wait_for(_receive(request, slot, length, max_bytes), slot.deadline.left())
+        return await asyncio.wait_for(_receive(request, slot, max_bytes), slot.deadline.left())
     except asyncio.TimeoutError as error:
         raise slot.deadline.problem(
             "the deadline passed before the body was here; nothing was done"
         ) from error
 
 
-async def _receive(request: Request, slot: QueueSlot, length: int | None, max_bytes: int) -> bytearray:
-    body = bytearray(length or 0)
-    received = 0
+async def _receive(request: Request, slot: QueueSlot, max_bytes: int) -> bytearray:
+    body = bytearray()  # grows as bytes arrive: a length that is only announced costs nothing
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ProblemError(499, "disconnected", "the client went away before its body was here")
         chunk = message.get("body", b"")
-        end = received + len(chunk)
-        if end > max_bytes:
-            raise _too_large(end, max_bytes)
-        if length is None:
-            slot.reserve(len(chunk))
-        body[received:end] = chunk
-        received = end
+        if len(body) + len(chunk) > max_bytes:
+            raise _too_large(len(body) + len(chunk), max_bytes)
+        slot.reserve(len(chunk))
+        body += chunk
         if not message.get("more_body", False):
             return body
 

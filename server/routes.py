@@ -282,8 +282,7 @@ async def _answer_scores(
     reply_form = form_of_reply(request, form)
     call = await admit(request, form)
     buffers = await call.run(work, call, options, reply_form)
-    seconds = state_of(request).settings.deadline_seconds
-    return BuffersResponse(buffers, reply_form, server_timing(call.context.stages), seconds)
+    return BuffersResponse(buffers, reply_form, server_timing(call.context.stages))
 
 
 def _score_case(

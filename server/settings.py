@@ -83,9 +83,10 @@ class Settings(BaseSettings):
     """Order of block ids when a call does not say."""
 
     queue_places: int = Field(default=64, ge=1)
-    """Requests that may be in the server, the running one included; the next one gets 429."""
+    """Requests that may wait for their answers, the running one included; the next one gets 429."""
     queue_bytes: int = Field(default=1024 * MIB, ge=1)
-    """Bytes that the bodies of those requests may take together; more gets 429."""
+    """Bytes that the bodies of those requests may take together; more gets 429. Answers that wait for their
+    readers may take as much again; beyond it the oldest are aborted."""
     max_body_bytes: int = Field(default=512 * MIB, ge=1)
     """Longest binary body; a longer one gets 413."""
     max_json_bytes: int = Field(default=1 * MIB, ge=1)
@@ -112,7 +113,8 @@ class Settings(BaseSettings):
     deadline_seconds: float = Field(default=30.0, gt=0, le=DAY, allow_inf_nan=False)
     """Time for a request to arrive and to reach the device; afterwards it gets 504 and is not executed. A
     run that has begun is finished; a profile ends between two runs. An answer must be taken within the same
-    time, and what is left of a body that was answered early must arrive, or the connection is closed."""
+    time from when it first waits for its reader, and what is left of a body that was answered early must
+    arrive, or the connection is aborted."""
     drain_seconds: int = Field(default=30, ge=0, le=DAY)
     """Time that requests already in the server get to finish after SIGTERM. A call that takes longer is
     left and the exit code is 1."""

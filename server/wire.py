@@ -6,7 +6,6 @@ lists. The records are in :mod:`indexer.wire`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -48,10 +47,10 @@ def form_of_body(request: Request) -> Form:
     Raises:
         ProblemError: 415, another one, or a compressed body.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise _unsupported("Content-Encoding", encoding, "send the body as it is")
-    given = request.headers.get("content-type", "")
+    encodings = ", ".join(request.headers.getlist("content-encoding"))
+    if not all(name.strip().lower() in ("", "identity") for name in encodings.split(",")):
+        raise _unsupported("Content-Encoding", encodings, "send the body as it is")
+    given = ", ".join(request.headers.getlist("content-type"))
     media_type = given.partition(";")[0].strip().lower()
     if media_type == BINARY:
         return BINARY
@@ -297,27 +296,19 @@ class BuffersResponse(Response):
         buffers: the body; they must not change any more.
         form: its media type.
         headers: further headers.
-        send_seconds: time for the client to receive it; then the connection is closed.
     """
 
-    def __init__(
-        self, buffers: Sequence[Buffer], form: Form, headers: Mapping[str, str], send_seconds: float
-    ) -> None:
+    def __init__(self, buffers: Sequence[Buffer], form: Form, headers: Mapping[str, str]) -> None:
         length = sum(len(buffer) for buffer in buffers)
         super().__init__(b"", 200, {**headers, "content-length": str(length)}, media_type=form)
         self._buffers = buffers
         self._length = length
-        self._send_seconds = send_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if self._length <= _CHUNK_BYTES:
-            # One write, which fits the socket's buffer: nothing to wait for.
             await send({"type": "http.response.body", "body": b"".join(self._buffers)})
-        else:
-            await asyncio.wait_for(self._send(send), self._send_seconds)
-
-    async def _send(self, send: Send) -> None:
+            return
         for buffer in self._buffers:
             view = memoryview(buffer)
             for start in range(0, len(view), _CHUNK_BYTES):

@@ -1,7 +1,7 @@
 """The device's thread and the admission queue before it.
 
 A request takes a slot of the queue before its body is read, which bounds what the server holds, and keeps it
-until its answer is sent. Calls run one after another in the order of their arrival. A call that still waits
+until its answer begins. Calls run one after another in the order of their arrival. A call that still waits
 when its deadline passes or its client disconnects is never run.
 """
 
@@ -217,18 +217,26 @@ class QueueSlot:
         self._abandoned = False
         self._released = False
 
-    def reserve(self, num_bytes: int) -> None:
-        """Counts bytes of the body before they are read.
+    def check_room(self, num_bytes: int) -> None:
+        """Refuses bytes of the body for which there is no memory beside those of others.
 
         Raises:
             ProblemError: 429, the bodies in the server take too much memory already.
         """
         worker = self._worker
         total = worker.bytes_taken + num_bytes
-        if total > worker.max_bytes and worker.bytes_taken:
+        if total > worker.max_bytes and worker.bytes_taken > self._bytes:
             reason = f"the bodies in the server take {worker.bytes_taken} bytes of {worker.max_bytes}"
             raise worker.busy_problem(reason, "queue_bytes", total, worker.max_bytes)
-        worker.bytes_taken = total
+
+    def reserve(self, num_bytes: int) -> None:
+        """Counts bytes of the body that have arrived.
+
+        Raises:
+            ProblemError: as :meth:`check_room`.
+        """
+        self.check_room(num_bytes)
+        self._worker.bytes_taken += num_bytes
         self._bytes += num_bytes
 
     async def run(self, function: Callable[[], T], receive: Receive) -> tuple[T, float]:
@@ -285,7 +293,7 @@ class QueueSlot:
         self._free()
 
     def release(self) -> None:
-        """Marks the request as over. The slot is free once its call is over, too."""
+        """Marks the request as answered. The slot is free once its call is over, too."""
         self._held = False
         self._free()
 

@@ -1,0 +1,200 @@
+"""What a client may do wrong, slowly or not at all must not take the server from the others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from urllib.parse import urlsplit
+
+import ml_dtypes
+import numpy as np
+import psutil
+import pytest
+
+from indexer.case import Case, encode_case
+from indexer.wire import encode_keys
+from tests.support.http import BINARY, assert_problem, binary, make_sequence, normals, random_case
+from tests.support.live_server import LiveServer, until
+
+PLACES, CONNECTIONS, DEADLINE = 4, 12, 1.0
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def short() -> Iterator[LiveServer]:
+    """A server with four places, twelve connections and a deadline of a second."""
+    flags = (f"--queue-places={PLACES}", f"--max-connections={CONNECTIONS}", f"--deadline-seconds={DEADLINE}")
+    limits = (f"--queue-bytes={8 * MIB}", f"--max-body-bytes={64 * MIB}")
+    with LiveServer("--backend=cpu", "--num-pages=16", *flags, *limits, forked=True) as live:
+        yield live
+
+
+def connect(server: LiveServer, receive_bytes: int | None = None) -> socket.socket:
+    """A connection, whose receive buffer may be small."""
+    connection = socket.socket()
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(30)
+    parts = urlsplit(server.url)
+    connection.connect((str(parts.hostname), int(parts.port or 0)))
+    return connection
+
+
+def head(line: str, *headers: str) -> bytes:
+    """The head of a request."""
+    return "\r\n".join([f"{line} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+
+
+def all_of(connection: socket.socket) -> bytes:
+    """What arrives until the server ends the connection."""
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+# ---- Answers that nobody reads ----
+
+
+def call_with_a_long_answer(queries: int) -> bytes:
+    """A whole request, cheap to score, whose answer takes a kilobyte for each query."""
+    case = Case(
+        index_q=np.zeros((queries, 4, 128), dtype=ml_dtypes.float8_e4m3fn),
+        pages=np.zeros((1, 9216), dtype=np.uint8),
+        block_table=np.zeros((queries // 100, 1), dtype=np.int32),
+        cu_seqlens_q=np.arange(queries // 100 + 1, dtype=np.int32) * 100,
+        seq_lens=np.full(queries // 100, 100, dtype=np.int32),
+        topk=64,
+    )
+    body = encode_case(case)
+    return head("POST /v1/score", f"Content-Type: {BINARY}", f"Content-Length: {len(body)}") + body
+
+
+@pytest.mark.parametrize("kind", ["calls", "open pages"])
+def test_answers_that_nobody_reads_hold_no_place_and_their_connections_end(
+    short: LiveServer, kind: str
+) -> None:
+    request = call_with_a_long_answer(900) * 8 if kind == "calls" else head("GET /openapi.json") * 300
+    with ExitStack() as stack, short.client() as client:
+        for _ in range(CONNECTIONS - 2):
+            connection = stack.enter_context(connect(short, 2048))
+            connection.settimeout(0.05)
+            with suppress(TimeoutError):
+                connection.sendall(request)
+        until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)
+        assert client.post("/v1/sequences").status_code == 201
+        process = psutil.Process(short.process.pid)
+        until(lambda: len(process.net_connections()) <= 3, 15)  # the client's, and the listener
+
+
+def test_a_trickling_reader_does_not_outlive_the_deadline(short: LiveServer) -> None:
+    with connect(short, 2048) as connection:
+        connection.sendall(call_with_a_long_answer(7000))
+        began = time.monotonic()
+        with suppress(ConnectionResetError):
+            while connection.recv(4096):
+                time.sleep(0.02)
+                assert time.monotonic() - began < 20
+        assert time.monotonic() - began > DEADLINE / 2
+
+
+def test_answers_that_wait_take_bounded_memory(short: LiveServer) -> None:
+    request = call_with_a_long_answer(7000)  # 7 MB beside a limit of 8: the newest has room, the others go
+    with ExitStack() as stack, short.client() as client:
+        began = time.monotonic()
+        for _ in range(3):
+            connection = stack.enter_context(connect(short, 2048))
+            connection.sendall(request)
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        aborted = [event for event in short.events() if event["event"] == "answer makes room"]
+        assert len(aborted) >= 2 or time.monotonic() - began > DEADLINE
+        assert client.get("/healthz").status_code == 200
+
+
+def test_a_long_answer_may_be_read_at_leisure_within_the_deadline(short: LiveServer) -> None:
+    with connect(short, 65536) as connection:
+        connection.sendall(call_with_a_long_answer(7000).replace(b"Host", b"Connection: close\r\nHost", 1))
+        first = connection.recv(12)
+        time.sleep(0.3)
+        answer = first + all_of(connection)
+    fields, _, body = answer.partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}".encode() in fields
+    assert len(body) > 7000 * 1024
+
+
+# ---- Bodies ----
+
+
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        ("1.1", ("Content-Length: {more}", "Transfer-Encoding: chunked")),
+        ("1.1", ("Transfer-Encoding: chunked", "Content-Length: 0")),
+        ("1.1", ("Transfer-Encoding: Chunked", "content-length: {all}")),
+        ("1.0", ("Transfer-Encoding: chunked",)),
+    ],
+)
+def test_two_framings_at_once_are_refused(short: LiveServer, version: str, headers: tuple[str, ...]) -> None:
+    body = b"".join(encode_keys(normals(2, 128)))
+    chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    with short.client() as client:
+        sequence = make_sequence(client)
+        fields = [header.format(more=len(body) + 512, all=len(body)) for header in headers]
+        asked = head(f"POST /v1/sequences/{sequence}/keys", f"Content-Type: {BINARY}", *fields)
+        with connect(short) as connection:
+            connection.sendall(asked.replace(b"HTTP/1.1", f"HTTP/{version}".encode()) + chunks)
+            connection.sendall(head("POST /v1/sequences", "Content-Length: 0"))
+            answer = all_of(connection)
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert answer.count(b"HTTP/1.1") == 1, "what follows is no second request"
+        problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert "Transfer-Encoding" in problem["detail"]
+        assert client.get(f"/v1/sequences/{sequence}").json()["length"] == 0
+
+
+def test_announced_bytes_cost_no_memory_and_no_room(short: LiveServer) -> None:
+    process = psutil.Process(short.process.pid)
+    with ExitStack() as stack, short.client() as client:
+        before = process.memory_info().rss
+        for length in (60 * MIB, 7 * MIB, 7 * MIB):  # 8 MiB may be in the server at once
+            stalled = stack.enter_context(connect(short))
+            stalled.sendall(head("POST /v1/score", f"Content-Type: {BINARY}", f"Content-Length: {length}"))
+        until(lambda: client.get("/v1/activity").json()["places_taken"] == 3, 10)
+        assert process.memory_info().rss - before < 20 * MIB
+        reply = client.post("/v1/score", **binary(encode_case(random_case(((300, 40),)))))
+        assert reply.status_code == 200
+    with short.client() as client:
+        until(lambda: "body_bytes 0.0" in client.get("/metrics").text, 10)
+
+
+def test_a_chunked_body_is_not_refused_for_its_own_bytes(short: LiveServer) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(20):
+            yield bytes(MIB)
+
+    with short.client() as client:  # alone it may exceed what all may take together
+        kept = {"Content-Type": BINARY}
+        assert_problem(client.post("/v1/score", content=chunks(), headers=kept), 422, "invalid-argument")
+        assert_problem(client.post("/v1/score", **binary(bytes(20 * MIB))), 422, "invalid-argument")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("Content-Encoding", ("identity", "gzip")),
+        ("Content-Encoding", ("gzip", "identity")),
+        ("Content-Type", (BINARY, "application/json")),
+    ],
+)
+def test_repeated_headers_are_read_together(short: LiveServer, name: str, values: tuple[str, ...]) -> None:
+    headers = [("Content-Type", BINARY)] if name != "Content-Type" else []
+    headers += [(name, value) for value in values]
+    with short.client() as client:
+        reply = client.post("/v1/score", content=b"", headers=headers)
+        assert_problem(reply, 415, "unsupported-media-type", name)
