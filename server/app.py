@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request, Response
@@ -26,6 +28,9 @@ from server.worker import Worker
 
 _LAST_CALL_SECONDS = 5.0
 """Time for a call whose client is gone to end at shutdown."""
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_REPORT_SECONDS = 10.0
+_last_report: dict[int, float] = {}
 _log = structlog.get_logger("server")
 
 
@@ -40,6 +45,7 @@ def create_app(state: ServerState) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.worker.start()
+        asyncio.get_running_loop().set_exception_handler(_on_loop_error)
         background = asyncio.create_task(_prepare(state))
         yield
         background.cancel()
@@ -55,6 +61,21 @@ def create_app(state: ServerState) -> ASGIApp:
         app.add_exception_handler(kind, _on_error)
     app.openapi = cache(lambda: openapi_document(app))  # type: ignore[method-assign]
     return RequestLayer(app, state.settings, state.metrics)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Logs what no request caused. asyncio reports a lack of files once for each connection that waits."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if loop.time() - _last_report.get(error.errno, -_REPORT_SECONDS) >= _REPORT_SECONDS:
+            _last_report[error.errno] = loop.time()
+            _log.error(
+                "no connection can be accepted",
+                reason=error.strerror,
+                remedy="raise the system's limit of it",
+            )
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _prepare(state: ServerState) -> None:
@@ -75,9 +96,13 @@ async def _prepare(state: ServerState) -> None:
 async def _expire(worker: Worker, engine: Engine, seconds: float) -> None:
     while True:
         await asyncio.sleep(min(seconds / 10, 60))
-        expired, _ = await worker.submit(lambda: engine.expire(seconds)).future
-        if expired:
-            _log.info("expired", sequences=expired)
+        try:
+            expired, _ = await worker.submit(lambda: engine.expire(seconds)).future
+        except Exception:
+            _log.exception("sequences could not be expired", remedy="tried again later")
+        else:
+            if expired:
+                _log.info("expired", sequences=expired)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -38,6 +38,8 @@ _PROBES = frozenset({"/healthz", "/readyz", "/metrics", "/v1/activity", "/v1/cac
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 _CROWDED = "connections"
 """Key in the state of a request on a connection beyond the limit: the number of connections."""
+FURTHER_CONNECTIONS = 256
+"""Connections beyond the limit that are told so; further ones are reset."""
 _CROWDED_SECONDS = 1.0
 """Header timeout of a request that is refused anyway."""
 _ABORT = "abort"
@@ -49,15 +51,22 @@ _log = structlog.get_logger("server")
 # ---- Connections ----
 
 
-def protocol_of(seconds: float, max_connections: int) -> type[H11Protocol]:
+def protocol_of(
+    seconds: float, max_connections: int, further_connections: int = FURTHER_CONNECTIONS
+) -> type[H11Protocol]:
     """Returns the web server's protocol within these limits.
 
     Args:
         seconds: header timeout, from the connection, or from the first bytes on a connection that is kept
             alive; the timeout of the rest of a body, from the answer; and that of reading an answer.
         max_connections: open connections; requests on further ones are refused.
+        further_connections: how many of those there may be; more are reset.
     """
-    members = {"timeout_seconds": seconds, "max_connections": max_connections}
+    members = {
+        "timeout_seconds": seconds,
+        "max_connections": max_connections,
+        "further_connections": further_connections,
+    }
     return type("Protocol", (LimitedProtocol,), members)
 
 
@@ -83,6 +92,7 @@ class LimitedProtocol(H11Protocol):
 
     timeout_seconds: float
     max_connections: int
+    further_connections: int
     _timer: asyncio.TimerHandle | None = None
     _timed: type[object] | None = None
     """What the timer runs for, see :meth:`_due`."""
@@ -95,7 +105,9 @@ class LimitedProtocol(H11Protocol):
         self.conn = _StrictConnection(h11.SERVER)
         transport.set_write_buffer_limits(high=0)  # writing is paused as long as any byte waits here
         self.app_state = {**self.app_state, _ABORT: self.abort}
-        if len(self.connections) > self.max_connections:
+        if len(self.connections) > self.max_connections + self.further_connections:
+            self.abort()
+        elif len(self.connections) > self.max_connections:
             self.app_state = {**self.app_state, _CROWDED: len(self.connections)}
             self.timeout_seconds = min(self.timeout_seconds, _CROWDED_SECONDS)
         self._update_timer()

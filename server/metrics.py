@@ -11,6 +11,8 @@ from indexer.wire import RouteLatency
 
 RECENT = 512
 """Requests of a route whose latency quantiles are computed."""
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
+"""Methods that some route has; anything else that a client invents is counted as one."""
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -45,7 +47,8 @@ class Metrics:
         self, route: str, method: str, status: int, seconds: float, stages: Mapping[str, float]
     ) -> None:
         """Counts a request."""
-        self._requests.labels(method if route != "other" else "other", route, status).observe(seconds)
+        method = method if method in _METHODS and route != "other" else "other"
+        self._requests.labels(method, route, status).observe(seconds)
         for stage, stage_seconds in stages.items():
             self._stages.labels(route, stage).observe(stage_seconds)
         if status < 300 and stages:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import structlog
 import uvicorn
@@ -17,7 +18,8 @@ from pydantic import ValidationError
 from kernel.backends import registry
 from kernel.errors import IndexerError
 from server.app import create_app, new_state
-from server.http import protocol_of
+from server.http import FURTHER_CONNECTIONS, protocol_of
+from server.logs import configure_logs
 from server.settings import Settings
 
 _SWITCH_SECONDS = 0.0005
@@ -25,14 +27,11 @@ _SWITCH_SECONDS = 0.0005
 every tensor operation; with Python's 5 ms it would wait that long each time a request is parsed."""
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 256
-"""Connections that wait to be accepted."""
+"""Connections that wait to be accepted; asyncio accepts so many in a row before it looks at the first."""
+_OTHER_FILES = 96
+"""Open files besides connections: libraries, devices, a profile's trace."""
 
 _log = structlog.get_logger("server")
-_SHARED: list[Any] = [
-    structlog.contextvars.merge_contextvars,
-    structlog.processors.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     configure_logs(settings.log_level, settings.log_format)
+    settings, further, backlog = _within_open_files(settings)
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         listener = _bound(settings)
@@ -77,12 +77,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = new_state(settings)
     config = uvicorn.Config(
         create_app(state),
-        http=protocol_of(settings.deadline_seconds, settings.max_connections),
+        http=protocol_of(settings.deadline_seconds, settings.max_connections, further),
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        backlog=_BACKLOG,
+        backlog=backlog,
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=settings.drain_seconds,
         lifespan="on",
@@ -105,35 +105,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if state.failed else 0
 
 
-def configure_logs(level: str, form: str) -> None:
-    """Sets up structured logs on stderr, the web server's own included.
+def _within_open_files(settings: Settings) -> tuple[Settings, int, int]:
+    """Makes room for every connection in the process's open files: accept must never fail for want of one.
 
-    Args:
-        level: ``debug``, ``info``, ``warning`` or ``error``.
-        form: ``json``, one object a line, or ``console``.
+    Returns:
+        The settings, with fewer connections where the system allows no more files; connections beyond
+        the limit that are told so; and connections that may wait.
     """
-    number: int = getattr(logging, level.upper())
-    renderer: list[Any]
-    if form == "json":
-        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
-    else:
-        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    structlog.configure(
-        processors=[*_SHARED, *renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
-            foreign_pre_chain=_SHARED,
-        )
-    )
-    root = logging.getLogger()
-    root.handlers = [handler]
-    root.setLevel(max(number, logging.WARNING))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = settings.max_connections + FURTHER_CONNECTIONS + _BACKLOG + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return settings, FURTHER_CONNECTIONS, _BACKLOG
+    files = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    share = max(1, (files - _OTHER_FILES) // 4)
+    further, backlog = min(FURTHER_CONNECTIONS, share), min(_BACKLOG, share)
+    room = max(1, files - _OTHER_FILES - further - backlog)
+    if room < settings.max_connections:
+        asked = settings.max_connections
+        _log.warning("fewer connections", open_files=files, max_connections=room, asked=asked)
+        settings = settings.model_copy(update={"max_connections": room})
+    return settings, further, backlog
 
 
 def _leave() -> NoReturn:

@@ -99,7 +99,7 @@ class Settings(BaseSettings):
     CPU, 1e14 on a GPU."""
     max_connections: int = Field(default=512, ge=1)
     """Open connections; a request on a further one gets 503, /healthz excepted, and the connection is closed.
-    Keep it well below the process's open files (ulimit -n)."""
+    Fewer where the process may not open so many files (ulimit -Hn)."""
     max_sequences: int = Field(default=65536, ge=1)
     """Live sequences of all bearer tokens together; the next one gets 409."""
     max_sequences_per_token: int | None = Field(default=None, ge=1)

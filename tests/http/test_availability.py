@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
+import resource
+import signal
 import socket
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import ml_dtypes
 import numpy as np
 import psutil
@@ -16,8 +24,13 @@ import pytest
 
 from indexer.case import Case, encode_case
 from indexer.wire import encode_keys
+from server.app import _on_loop_error
+from server.logs import LogStream
+from server.serve import _within_open_files
+from server.settings import Settings
 from tests.support.http import BINARY, assert_problem, binary, make_sequence, normals, random_case
 from tests.support.live_server import LiveServer, until
+from tests.support.process import ForkedProcess, python
 
 PLACES, CONNECTIONS, DEADLINE = 4, 12, 1.0
 MIB = 1 << 20
@@ -82,7 +95,7 @@ def test_answers_that_nobody_reads_hold_no_place_and_their_connections_end(
 ) -> None:
     request = call_with_a_long_answer(900) * 8 if kind == "calls" else head("GET /openapi.json") * 300
     with ExitStack() as stack, short.client() as client:
-        for _ in range(CONNECTIONS - 2):
+        for _ in range(PLACES + 1):
             connection = stack.enter_context(connect(short, 2048))
             connection.settimeout(0.05)
             with suppress(TimeoutError):
@@ -198,3 +211,189 @@ def test_repeated_headers_are_read_together(short: LiveServer, name: str, values
     with short.client() as client:
         reply = client.post("/v1/score", content=b"", headers=headers)
         assert_problem(reply, 415, "unsupported-media-type", name)
+
+
+# ---- Labels, logs ----
+
+
+def test_invented_methods_are_one_label(short: LiveServer) -> None:
+    with short.client() as client:
+        for number in range(50):
+            for path in ("/healthz", "/v1/sequences/a", f"/nothing{number}"):
+                assert client.request(f"M{number}", path).status_code in (404, 405)
+        text = client.get("/metrics").text
+    assert "M49" not in text
+    assert 'method="other",route="/healthz",status="405"' in text
+
+
+def test_what_clients_send_is_bounded_in_the_log(short: LiveServer) -> None:
+    with short.client() as client:
+        client.request("M" * 9000, "/" + "p" * 6000, headers={"X-Request-Id": "long-fields"})
+    until(lambda: any(event.get("request_id") == "long-fields" for event in short.events()), 10)
+    line = next(line for line in short.log_text().splitlines() if "long-fields" in line)
+    assert len(line) < 3000
+
+
+HOSTILE = "/%1b[31mred%0a2026 [info] forged%c2%9b31m%e2%80%ae"
+
+
+def test_nothing_that_a_client_sends_steers_a_terminal() -> None:
+    flags = ("--backend=cpu", "--num-pages=8", "--log-format=console", "--port=0")
+    with tempfile.TemporaryFile() as stream, serving(flags, stream.fileno()) as url:
+        with httpx.Client(base_url=url) as client:
+            assert client.get(HOSTILE).status_code == 404
+            assert client.request("A~'^`|", "/healthz").status_code == 405
+        time.sleep(0.2)
+        stream.seek(0)
+        text = stream.read().decode()
+    assert "red" in text
+    assert all(char.isprintable() or char == "\n" for char in text), text
+    assert not [line for line in text.splitlines() if line.startswith("2026 [info] forged")]
+
+
+def test_a_failure_shows_no_values_of_its_variables() -> None:
+    program = (
+        "import structlog; from server.logs import configure_logs; configure_logs('info', {form!r})\n"
+        "def fail():\n secret = 'what a client ' + 'sent'\n raise ValueError('reason \\x1b[31m')\n"
+        "try: fail()\n"
+        "except ValueError: structlog.get_logger('server').exception('failed')\n"
+    )
+    for form in ("json", "console"):
+        done = python("-c", program.format(form=form))
+        assert "reason" in done.stderr
+        assert "fail" in done.stderr
+        assert "what a client sent" not in done.stderr
+        assert "\x1b" not in done.stderr
+
+
+@contextmanager
+def serving(flags: tuple[str, ...], stderr: int) -> Iterator[str]:
+    """A server whose stderr is given; its URL."""
+    with tempfile.TemporaryDirectory() as folder:
+        url_file = Path(folder) / "url"
+        process = ForkedProcess.of_module(
+            "server", [*flags, f"--url-file={url_file}"], dict(os.environ), None, stderr
+        )
+        try:
+            until(lambda: url_file.exists() and url_file.read_text().endswith("\n"))
+            url = url_file.read_text().strip()
+            with httpx.Client(base_url=url) as client:
+                until(lambda: client.get("/readyz").status_code == 200)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["not read", *(pytest.param(fault, marks=pytest.mark.nightly) for fault in ("reader gone", "full disk"))],
+)
+def test_a_log_that_cannot_be_written_stops_nothing(fault: str) -> None:
+    reader, writer = os.pipe()
+    if fault == "full disk":
+        os.close(writer)
+        writer = os.open("/dev/full", os.O_WRONLY)
+    flags = ("--backend=cpu", "--num-pages=8", "--port=0", "--sequence-ttl-seconds=0.5")
+    try:
+        with serving(flags, writer) as url, httpx.Client(base_url=url, timeout=10) as client:
+            if fault == "reader gone":
+                os.close(reader)
+            if fault == "not read":
+                os.set_blocking(writer, False)
+                with suppress(BlockingIOError):
+                    while True:
+                        os.write(writer, b"x" * 4096)
+                os.set_blocking(writer, True)
+            for _ in range(30):
+                assert client.get("/v1/nothing").status_code == 404
+            make_sequence(client, normals(5, 128))
+            until(lambda: client.get("/v1/cache").json()["total_sequences"] == 0, 10)
+            assert client.get("/healthz").status_code == 200
+    finally:
+        os.close(writer)
+        if fault != "reader gone":
+            os.close(reader)
+
+
+def test_a_log_says_how_many_lines_it_dropped() -> None:
+    reader, writer = os.pipe()
+    stream = LogStream(writer)
+    line = "x" * 99 + "\n"
+    for _ in range(1000):
+        stream.write(line)  # 100 KB into a pipe of 64
+    text = b""
+    os.set_blocking(reader, False)
+    with suppress(BlockingIOError):
+        while part := os.read(reader, 65536):
+            text += part
+    stream.write(line)
+    text += os.read(reader, 65536)
+    lines = text.decode().splitlines()
+    os.close(reader)
+    os.close(writer)
+    note = next(text for text in lines if text.startswith("{"))
+    count = 1000 - lines.index(note)
+    assert json.loads(note) == {"count": count, "event": "lines dropped", "level": "warning"}
+    assert {text for text in lines if text != note} == {"x" * 99}
+
+
+def test_a_stream_without_reader_or_room_drops_lines() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for descriptor in (writer, full):
+        stream = LogStream(descriptor)
+        for _ in range(3):
+            stream.write("line\n")
+        os.close(descriptor)
+
+
+# ---- Open files ----
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "connections", "raised"),
+    [
+        (1 << 20, 1 << 20, 512, None),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 512, None),
+        (64, resource.RLIM_INFINITY, 512, 1120),
+        (1024, 4096, 512, 1120),
+        (256, 256, 80, 256),
+        (1, 100, 2, 100),
+    ],
+)
+def test_connections_leave_room_among_the_open_files(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, connections: int, raised: int | None
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, given: limits.append(given))
+    settings, further, backlog = _within_open_files(Settings(backend="cpu"))
+    assert settings.max_connections == connections
+    assert limits == ([] if raised is None else [(raised, hard)])
+    if raised not in (None, 100):
+        assert connections + further + backlog + 96 <= raised
+
+
+def test_a_lack_of_files_is_one_line_not_one_for_each_connection(capsys: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(1000):
+            _on_loop_error(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "Too many files")})
+
+    asyncio.run(main())
+    assert capsys.readouterr().out.count("no connection can be accepted") <= 1
+
+
+@pytest.mark.nightly
+def test_a_flood_of_connections_leaves_liveness_and_a_short_log() -> None:
+    with LiveServer("--backend=cpu", "--num-pages=8", forked=True) as live:
+        resource.prlimit(live.process.pid, resource.RLIMIT_NOFILE, (256, 256))
+        with ExitStack() as stack:
+            for _ in range(400):
+                stack.enter_context(connect(live))
+            time.sleep(5)
+            assert len(live.log_text()) < 20_000
+        with live.client() as client:
+            until(lambda: client.get("/readyz").status_code == 200, 30)
