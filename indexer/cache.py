@@ -504,13 +504,12 @@ class _Append:
         pages.extend(next(fresh) for _ in range(self.new_blocks))
         return self.copies
 
-    def slots(self) -> NDArray[np.int64]:
+    def slots(self) -> list[int] | NDArray[np.int64]:
         """The slot of each key."""
         pages, first = self.sequence.pages, self.start // BLOCK_TOKENS
         if self.end - self.start <= _FEW_KEYS:
             tokens = range(self.start, self.end)
-            slots = [pages[token // BLOCK_TOKENS] * BLOCK_TOKENS + token % BLOCK_TOKENS for token in tokens]
-            return np.array(slots, dtype=np.int64)
+            return [pages[token // BLOCK_TOKENS] * BLOCK_TOKENS + token % BLOCK_TOKENS for token in tokens]
         page_ids = np.array(pages[first : blocks_of(self.end)], dtype=np.int64)
         every = (page_ids[:, None] * BLOCK_TOKENS + np.arange(BLOCK_TOKENS)).reshape(-1)
         return every[self.start - first * BLOCK_TOKENS : self.end - first * BLOCK_TOKENS]

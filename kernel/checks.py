@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -61,7 +62,11 @@ def check_precision(precision: str) -> None:
 
 def check_finite(argument: str, values: torch.Tensor) -> None:
     """Refuse NaN and infinity, naming the first position that holds one."""
-    if bool(all_finite(values)):
+    if values.numel() and values.dtype != torch.float8_e4m3fn:
+        # One copy of both, where isfinite takes five operations more.
+        if all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist())):
+            return
+    elif bool(all_finite(values)):
         return
     wide = values.float() if values.dtype == torch.float8_e4m3fn else values
     position = tuple((~torch.isfinite(wide)).nonzero()[0].tolist())
