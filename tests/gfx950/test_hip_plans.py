@@ -209,6 +209,25 @@ def test_an_insert_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("step", STEPS)
+def test_later_runs_read_and_write_their_own_tensors(step: str) -> None:
+    """Ids side by side and apart; queries that are aligned and that are not."""
+    calls = [random_call(STEPS[step], 1, seed=seed) for seed in (30, 31)]
+    plan = planned(step, calls[0])
+    expected = [expected_ids(replace(call, block_table=calls[0].block_table)) for call in calls]
+    shape = calls[0].total_q, 1, 2 * TOPK
+    for shift, width in ((0, 1), (4, 2)):
+        written = []
+        for call, ids in zip(calls, expected):
+            q = torch.empty(call.q.numel() + 64, dtype=torch.uint8)[shift : shift + call.q.numel()]
+            q = q.view(call.q.shape).copy_(call.q.view(torch.uint8))
+            out = torch.full(shape, -7, dtype=torch.int32).transpose(0, 1)[:, :, : TOPK * width : width]
+            plan.select(q, call.pages.clone(), out=out)
+            written.append((out, ids))
+        for out, ids in written:
+            assert_same_bits(out.contiguous(), ids)
+
+
 # ---- Graphs ----
 
 

@@ -315,6 +315,19 @@ def test_a_module_is_loaded_once(device: SimulatedDevice) -> None:
     assert device.calls()["hipModuleLoadData"] == before
 
 
+def test_a_first_launch_in_a_capture_is_refused(device: SimulatedDevice) -> None:
+    """By name; the library's module is not loaded, and is at the next launch."""
+    call = random_call([(150, 3)], 4)
+    scorer, before = backend(), device.calls().get("hipModuleLoadData")
+    with (
+        device.capturing(),
+        pytest.raises(LaunchError, match="first launch of score_prefill_h4 loads its module"),
+    ):
+        scores_of(scorer, call)
+    assert device.calls().get("hipModuleLoadData") == before
+    assert_same_bits(scores_of(scorer, call), scores_of(ReferenceBackend(), call))
+
+
 def test_an_access_out_of_bounds_is_an_error(device: SimulatedDevice) -> None:
     """The kernel's own fault is the cause, as through FlyDSL's launcher."""
     call = random_call([(150, 3)], 4)

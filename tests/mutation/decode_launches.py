@@ -210,6 +210,7 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
             DecodeLaunch(f"{batch} requests", _call(_late(batch), heads, 42), 2)
             for batch in (64, 193, 256, *range(300, 304))
         ),
+        DecodeLaunch("two diagonals", _call([(130, 4), (387, 4)], heads, 45), 5),
         DecodeLaunch("bounded", _call([(300, 1), (129, 1), (700, 1)], heads, 44), 8, bounded=True),
         _hostile(heads, maxima=False),
         _hostile(heads, maxima=True),

@@ -6,19 +6,22 @@ through the query tokens in chunks whose scores take bounded memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from kernel.backends.base import Order, PlannedBackend, Precision
 from kernel.backends.flydsl import geometry
+from kernel.backends.flydsl.geometry import OPERAND_BYTES
 from kernel.backends.flydsl.launch import (
     DecodeLauncher,
     DeviceRequests,
     InsertLauncher,
     PrefillLauncher,
+    Run,
     TopkLauncher,
     request_fields,
 )
@@ -30,6 +33,8 @@ from kernel.step import DeviceLengths, Lengths, Plan, Step, uploaded
 
 _CELLS = 1 << 26
 """Score cells of a chunk: 256 MiB."""
+_CHUNK_NUMBERS = 4
+"""Numbers of a plan for each chunk."""
 _GROUPED_BLOCKS = 2 * MAXIMA_BLOCKS
 """Blocks of a row, for each id selected, up to which scanning the row is quicker than its groups."""
 
@@ -110,6 +115,7 @@ class FlydslBackend(PlannedBackend):
         self.name = name
         self.device = device.torch_device
         self.precision: Precision = precision
+        self._device = device
         self._prefill = PrefillLauncher(device)
         self._decode = DecodeLauncher(device, geometry.chosen_layout())
         self._insert = InsertLauncher(device)
@@ -150,51 +156,89 @@ class FlydslBackend(PlannedBackend):
     def _chunks(self, plan: Plan) -> Iterator[_Chunk]:
         """The chunks of a plan."""
         numbers, tensors = plan.own_numbers, plan.tensors[2:]
-        for at in range(len(numbers) // 4):
-            first, tokens, num_blocks, grouped = numbers[4 * at : 4 * at + 4]
+        for at in range(len(numbers) // _CHUNK_NUMBERS):
+            first, tokens, num_blocks, grouped = numbers[_CHUNK_NUMBERS * at : _CHUNK_NUMBERS * (at + 1)]
             yield _Chunk(first, tokens, num_blocks, bool(grouped), *tensors[2 * at : 2 * at + 2])
 
     def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_plan`."""
-        header = plan.header
-        if header.max_query_len:
-            scores.fill_(-torch.inf)
-            self._score_bounded(plan, q, pages, scores, None, None)
-            return
+        if plan.header.max_query_len:
+            scores.fill_(-torch.inf)  # rows of no request
+        self._run(plan, self._add_score, q, pages, scores)
+
+    def _add_score(
+        self, run: Run, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor
+    ) -> None:
+        if plan.header.max_query_len:
+            self._score_bounded(run, plan, q, pages, scores, None, None)
         for chunk in self._chunks(plan):
-            self._score(plan, chunk, q, pages, chunk.of(scores, 1), None, fill=True)
+            self._score(run, plan, chunk, q, pages, chunk.of(scores, 1), None, fill=True)
 
     def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.select_plan`."""
+        self._run(plan, self._add_select, q, pages, block_ids)
+
+    def _add_select(
+        self, run: Run, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor
+    ) -> None:
         header = plan.header
         order: Order = "block" if header.by_block else "score"
         k = block_ids.shape[2]
         if header.max_query_len:
             shape = (header.num_heads, header.total_q, header.num_score_blocks)
-            scores, maxima = self._buffers(shape, k)
-            num_blocks = torch.zeros(header.total_q, dtype=torch.int32, device=self.device)
-            self._score_bounded(plan, q, pages, scores, maxima, num_blocks)
-            self._topk(scores, num_blocks, block_ids, order, maxima)
-            return
+            scores, maxima = self._buffers(run, shape, k)
+            num_blocks = run.workspace(
+                partial(torch.zeros, header.total_q, dtype=torch.int32, device=self.device)
+            )
+            self._score_bounded(run, plan, q, pages, scores, maxima, num_blocks)
+            self._topk(scores, num_blocks, block_ids, order, maxima, run)
         for chunk in self._chunks(plan):
             grouped = chunk.grouped or not chunk.work.shape[0]
             shape = (header.num_heads, chunk.tokens, chunk.num_blocks)
-            scores, maxima = self._buffers(shape, k, grouped=grouped)
-            self._score(plan, chunk, q, pages, scores, maxima, fill=False)
-            self._topk(scores, chunk.of(plan.tensors[1], 0), chunk.of(block_ids, 1), order, maxima)
+            scores, maxima = self._buffers(run, shape, k, grouped=grouped)
+            self._score(run, plan, chunk, q, pages, scores, maxima, fill=False)
+            self._topk(scores, chunk.of(plan.tensors[1], 0), chunk.of(block_ids, 1), order, maxima, run)
+
+    def _run(
+        self,
+        plan: Plan,
+        add: Callable[[Run, Plan, torch.Tensor, torch.Tensor, torch.Tensor], None],
+        q: torch.Tensor,
+        pages: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Run what ``add`` launches at the first run of a plan on such tensors.
+
+        Runs of several chunks are not kept: their workspaces follow one another in the same memory.
+        """
+        if len(plan.own_numbers) > _CHUNK_NUMBERS:
+            add(Run(), plan, q, pages, out)
+            return
+        addresses = [tensor.data_ptr() for tensor in plan.tensors[:3]]  # the caller's own
+        shapes = *pages.shape, *pages.stride(), *out.shape, *out.stride(), q.data_ptr() % OPERAND_BYTES
+        key = (add.__name__, self._device.compute_units, *shapes, *addresses)
+        run = plan.runs.get(key)
+        if run is None:
+            run = Run(q, pages, out)
+            add(run, plan, q, pages, out)
+            if run.finish():
+                plan.keep(key, run)
+            return
+        run(q, pages, out)
 
     def _buffers(
-        self, shape: tuple[int, int, int], k: int, *, grouped: bool = True
+        self, run: Run, shape: tuple[int, int, int], k: int, *, grouped: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Scores, and their group maxima where rows are long enough to gain from them."""
-        scores = torch.empty(shape, dtype=torch.float32, device=self.device)
+        empty = partial(torch.empty, dtype=torch.float32, device=self.device)
+        scores = run.workspace(partial(empty, shape))
         if not grouped or shape[2] <= _GROUPED_BLOCKS * k:
             return scores, None
-        groups = (*shape[:2], -(-shape[2] // MAXIMA_BLOCKS))
-        return scores, torch.empty(groups, dtype=torch.float32, device=self.device)
+        return scores, run.workspace(partial(empty, (*shape[:2], -(-shape[2] // MAXIMA_BLOCKS))))
 
     def _score(
         self,
+        run: Run,
         plan: Plan,
         chunk: _Chunk,
         q: torch.Tensor,
@@ -210,8 +254,8 @@ class FlydslBackend(PlannedBackend):
         """
         batch = self._batch(plan, chunk.of(q, 0), pages)
         if chunk.requests.shape[1]:
-            self._decode.launch(batch, DeviceRequests.of(chunk.requests), scores, maxima, fill=fill)
-        self._prefill.launch(batch, chunk.work, scores, maxima)
+            self._decode.launch(batch, DeviceRequests.of(chunk.requests), scores, maxima, fill=fill, run=run)
+        self._prefill.launch(batch, chunk.work, scores, maxima, run)
 
     def _batch(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor) -> ScoreBatch:
         """What launches take of a plan."""
@@ -220,6 +264,7 @@ class FlydslBackend(PlannedBackend):
 
     def _score_bounded(
         self,
+        run: Run,
         plan: Plan,
         q: torch.Tensor,
         pages: torch.Tensor,
@@ -239,6 +284,7 @@ class FlydslBackend(PlannedBackend):
             num_blocks=num_blocks,
             max_query_len=header.max_query_len,
             max_blocks=header.num_score_blocks,
+            run=run,
         )
 
     def topk(

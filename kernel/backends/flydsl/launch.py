@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -137,6 +137,106 @@ class CompiledKernels(Generic[Key]):
             kernel(*arguments, fx.Stream(stream))
 
 
+# ---- Runs that are made again ----
+
+_MOVING = {"q", "pages", "scores", "maxima", "num_blocks", "block_ids"}
+"""Arguments that may be addresses in tensors that a run is given."""
+_ALWAYS = {"q", "pages", "scores", "block_ids"}
+"""Those of them that are."""
+_STAYING = {"lut", "table", "table_rows", "query_starts", "query_ends", "seq_lens", "work"}
+"""Arguments that are addresses in a plan's tensors and the backend's own."""
+
+
+class Run:
+    """The launches of a run: made at its first, made again on other tensors of the same shapes and strides.
+
+    Computing a launch's arguments takes longer than the launch. May be repeated from several threads.
+
+    Args:
+        given: the tensors that differ from run to run, each of its own storage.
+    """
+
+    def __init__(self, *given: torch.Tensor) -> None:
+        self._moving = list(given)
+        self._num_given = len(given)
+        self._workspaces: list[Callable[[], torch.Tensor]] = []
+        self._made: list[tuple[Kernels[Any], Any, list[torch.Tensor], Any, tuple[int, ...]]] = []
+        self._launches: list[_Repeated] = []
+
+    def workspace(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A tensor that each run makes for itself."""
+        made = make()
+        self._workspaces.append(make)
+        self._moving.append(made)
+        return made
+
+    def launch(
+        self, kernels: Kernels[Key], key: Key, tensors: list[torch.Tensor], arguments: Any, *grid: int
+    ) -> None:
+        """Launch, see :class:`Kernels`.
+
+        Args:
+            kernels: the launcher's.
+            key: which of them.
+            tensors: every tensor whose address the launch is given.
+            arguments: of the kernel, a class of ``geometry.py``.
+            grid: workgroups of each dimension.
+        """
+        kernels.launch(key, tensors, *arguments, *grid)
+        self._made.append((kernels, key, tensors, arguments, grid))
+
+    def finish(self) -> bool:
+        """End the first run. Whether it can be repeated: no operand was copied, no two are parts of one."""
+        storages = [tensor.untyped_storage().data_ptr() for tensor in self._moving]
+        for kernels, key, tensors, arguments, grid in self._made:
+            fixed = [tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in storages]
+            places = []
+            for at, (name, value) in enumerate(zip(arguments._fields, arguments)):
+                number = self._holder(value) if name in _MOVING | _STAYING else None
+                if name in (_ALWAYS if number is None else _STAYING):
+                    return False
+                if number is not None:
+                    places.append((at, number, value - self._moving[number].data_ptr()))
+            self._launches.append(_Repeated(kernels, key, fixed, [*arguments, *grid], places))
+        self._moving, self._made = [], []
+        return len(set(storages)) == len(storages)
+
+    def _holder(self, address: int) -> int | None:
+        """The tensor that moves in whose storage an address lies."""
+        for number, tensor in enumerate(self._moving):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
+                return number
+        return None
+
+    def __call__(self, *given: torch.Tensor) -> None:
+        """The same run of other tensors."""
+        moving = [*given, *(make() for make in self._workspaces)]
+        addresses = [tensor.data_ptr() for tensor in moving]
+        for one in self._launches:
+            arguments = one.arguments.copy()
+            for at, number, offset in one.places:
+                arguments[at] = addresses[number] + offset
+            one.kernels.launch(one.key, moving + one.fixed, *arguments)
+
+
+class _Repeated(NamedTuple):
+    """A launch of a run.
+
+    Attributes:
+        kernels, key: what is launched.
+        fixed: tensors that are the same in every run.
+        arguments: the kernel's, then the workgroups of each dimension.
+        places: arguments that move: which, in which tensor, bytes behind its first element.
+    """
+
+    kernels: Kernels[Any]
+    key: Any
+    fixed: list[torch.Tensor]
+    arguments: list[int]
+    places: list[tuple[int, int, int]]
+
+
 _WORKGROUPS_PER_COMPUTE_UNIT = WAVES_PER_SIMD
 """A workgroup has a wave on each SIMD."""
 
@@ -192,6 +292,7 @@ class PrefillLauncher:
         work: torch.Tensor,
         scores: torch.Tensor,
         maxima: torch.Tensor | None = None,
+        run: Run | None = None,
     ) -> None:
         """Score a launch's work; asynchronous on a GPU.
 
@@ -202,6 +303,7 @@ class PrefillLauncher:
                 is written.
             maxima: ``[H, total_q, ceil(S / 16)]`` float32 with ``stride(2) == 1``, written likewise: the
                 greatest score of each 16 blocks, sentinels included. The work must be ``grouped``.
+            run: what this is part of, if it may be repeated.
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
@@ -226,7 +328,7 @@ class PrefillLauncher:
                 init_blocks=batch.init_blocks,
                 local_blocks=batch.local_blocks,
             )
-            self._kernels.launch(batch.num_heads, tensors, *arguments, len(chunk))
+            (run or Run()).launch(self._kernels, batch.num_heads, tensors, arguments, len(chunk))
 
 
 def _build_prefill(heads: int) -> Launch:
@@ -345,6 +447,7 @@ class DecodeLauncher:
         num_blocks: torch.Tensor | None = None,
         max_query_len: int | None = None,
         max_blocks: int | None = None,
+        run: Run | None = None,
     ) -> None:
         """Score requests whose lengths only the device knows; asynchronous on a GPU.
 
@@ -363,6 +466,7 @@ class DecodeLauncher:
             num_blocks: ``[total_q]`` int32, contiguous: ``nb`` is written for query tokens that are scored.
             max_query_len: queries of a request that are scored, at most.
             max_blocks: blocks of a request, at most.
+            run: what this is part of, if it may be repeated.
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
@@ -396,7 +500,7 @@ class DecodeLauncher:
             local_blocks=min(batch.local_blocks, columns),
             log_workgroups=log_workgroups,
         )
-        self._kernels.launch(batch.num_heads, tensors, *arguments, 1 << log_workgroups)
+        (run or Run()).launch(self._kernels, batch.num_heads, tensors, arguments, 1 << log_workgroups)
 
 
 def grid_log2(num_requests: int, blocks: int, maxima: bool, compute_units: int) -> int:
@@ -451,6 +555,7 @@ class TopkLauncher:
         block_ids: torch.Tensor,
         order: Order,
         maxima: torch.Tensor | None = None,
+        run: Run | None = None,
     ) -> None:
         """Select; asynchronous on a GPU.
 
@@ -461,6 +566,7 @@ class TopkLauncher:
             order: see :data:`kernel.backends.base.Order`.
             maxima: ``[H, total_q, ceil(S / 16)]`` float32, the greatest score of each 16 blocks below
                 ``num_blocks``: then only they and the ``k`` best groups of a row are read.
+            run: what this is part of, if it may be repeated.
 
         Raises:
             LaunchError: a HIP call failed; outputs are undefined.
@@ -496,7 +602,8 @@ class TopkLauncher:
                 k=k,
                 ascending=int(order == "block"),
             )
-            self._kernels.launch(variant, [*tensors, written], *arguments, -(-num // rows), heads)
+            grid = -(-num // rows), heads
+            (run or Run()).launch(self._kernels, variant, [*tensors, written], arguments, *grid)
         if written is not block_ids:
             block_ids.copy_(written)
 
