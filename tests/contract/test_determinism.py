@@ -53,9 +53,14 @@ def test_split_in_two_at_every_offset_of_a_block(backend: Backend, heads: int) -
         assert_same_bits(scores_of(backend, split(call, [first, QUERIES])), whole)
 
 
+def _shorter(backend: Backend, ragged: Lengths) -> Lengths:
+    """Half of the requests on the simulated device: a prompt, no queries, one, three, a chunk of a prompt."""
+    return ragged[3:8] if backend.name == simulated.NAME else ragged
+
+
 def test_rows_do_not_depend_on_their_batch(backend: Backend, ragged: Lengths) -> None:
     """A request alone gives the rows it gives among others, in any order of the requests."""
-    call = random_call(ragged, 2, seed=42, values="inexact")
+    call = random_call(_shorter(backend, ragged), 2, seed=42, values="inexact")
     whole, ids = scores_of(backend, call), selection_of(backend, call, 4)
     for row, request in enumerate(call.batch().requests):
         queries = slice(request.query_start, request.query_start + request.query_len)
@@ -90,7 +95,7 @@ def test_scores_do_not_depend_on_the_width_of_the_buffer(backend: Backend, ragge
 
 def test_heads_do_not_depend_on_one_another(backend: Backend, ragged: Lengths) -> None:
     """The rows of four heads are those of each head alone, and of two at a time."""
-    call = random_call(ragged, 4, seed=45, values="inexact")
+    call = random_call(_shorter(backend, ragged), 4, seed=45, values="inexact")
     whole = scores_of(backend, call)
     octets = call.q.view(torch.uint8)
     pairs = ((1, 2),) if backend.name == simulated.NAME else ((0, 1), (1, 2), (1, 3))

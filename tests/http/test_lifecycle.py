@@ -188,7 +188,7 @@ def test_a_head_that_never_ends_closes_its_connection(narrow: LiveServer, kept: 
 
 def test_sigterm_drains_and_refuses_what_comes_later() -> None:
     flags = ("--backend=cpu", "--num-pages=8", "--drain-seconds=120")
-    with LiveServer(*flags, module=SLOW_SERVER) as live, live.client() as client:
+    with LiveServer(*flags, module=SLOW_SERVER, forked=True) as live, live.client() as client:
         running = _Background(live, "/v1/score", _slow_body())
         until(lambda: _busy(client))
         waiting = _Background(live, "/v1/score", encode_case(random_case(((10, 1),))))

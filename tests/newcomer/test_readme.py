@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,17 +23,21 @@ from indexer import Recorder
 from indexer.case import read_case
 from tests.support.cases import ROOT
 from tests.support.live_server import LiveServer
-from tests.support.process import call, spawn
+from tests.support.process import ForkedProcess, call, spawn
 
 PAGES = ("README.md", "docs/scaling.md", "docs/sidecar.md")
 """Run as one program, in this order."""
 README = "\n".join((ROOT / page).read_text() for page in PAGES)
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 RUN_BY_THIS_SUITE = ("make test",)  # it is what runs this test
-NIGHTLY = (".venv/bin/nvfp4-indexer kernel report",)
-"""Lines of minutes; tests/gfx950/test_report_kernels.py runs the command on one kernel of each family."""
 COMMAND = ".venv/bin/nvfp4-indexer"
 TORCHRUN = ".venv/bin/torchrun"
+NIGHTLY = (f"{COMMAND} kernel report", f"{COMMAND} kernel compile", TORCHRUN)
+"""Lines that compile every kernel, and torchrun's.
+
+By day tests/gfx950/test_report_kernels.py runs the first on a kernel of each family, test_toolchain.py the
+second on one, and two forks run torchrun's program.
+"""
 SERVE = f"{COMMAND} serve"
 STARTED = (f"{COMMAND} doctor", f"{COMMAND} bench")
 """Commands that start Python, one here and one of the sidecar's; the others are forks."""
@@ -88,7 +93,7 @@ def test_python_blocks_run_in_order(
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param(line, marks=pytest.mark.nightly if line in NIGHTLY else ())
+        pytest.param(line, marks=pytest.mark.nightly if line.startswith(NIGHTLY) else ())
         for line in _console_lines()
         if not line.startswith(SERVE)
     ],
@@ -136,10 +141,36 @@ def test_console_line_runs(line: str, tmp_path: Path, request: pytest.FixtureReq
     for file in files:
         assert file.stat().st_size
     if program == TORCHRUN:
-        # torchrun's workers do not buffer: a line's end can come after the other rank's line.
-        lines = re.findall(r"rank (\d): (.+?) bytes sent", done.stdout)
-        assert sorted(rank for rank, _ in lines) == ["0", "1"], done.stdout
-        assert len({answer for _, answer in lines}) == 1, done.stdout
+        _assert_same_answers(done.stdout)
+
+
+def _assert_same_answers(printed: str) -> None:
+    # torchrun's workers do not buffer: a line's end can come after the other rank's line.
+    lines = re.findall(r"rank (\d): (.+?) bytes sent", printed)
+    assert sorted(rank for rank, _ in lines) == ["0", "1"], printed
+    assert len({answer for _, answer in lines}) == 1, printed
+
+
+def test_the_program_of_two_ranks_runs(tmp_path: Path) -> None:
+    """As torchrun starts it: a process for each rank, which the environment numbers."""
+    (program,) = (text for _, text in BLOCKS if _file_of(text) == "ranks.py")
+    path = tmp_path / "ranks.py"
+    path.write_text(program)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    with (tmp_path / "printed").open("w+") as printed:
+        ranks = [
+            ForkedProcess.of_module(
+                "tests.newcomer.run_file", [str(path)], {**shared, "RANK": rank}, printed, printed
+            )
+            for rank in ("0", "1")
+        ]
+        codes = [rank.wait(120) for rank in ranks]
+        text = (tmp_path / "printed").read_text()
+    assert codes == [0, 0], text
+    _assert_same_answers(text)
 
 
 # The blocks of docs/capture.md: the torch loop runs as it stands, the engines' calls fit the signature.

@@ -39,11 +39,17 @@ def oracle(case: Case) -> OracleResult:
 
 @pytest.mark.parametrize(
     ("path", "backend"),
-    [(path, name) for path in (CODE, CUT) for name in USABLE if (path, name) != (CODE, SIMULATED)],
+    [
+        pytest.param(path, name, marks=pytest.mark.nightly if name == SIMULATED else ())
+        for path in (CODE, CUT)
+        for name in USABLE
+        if (path, name) != (CODE, SIMULATED)
+    ],
     ids=lambda value: getattr(value, "stem", value),
 )
 def test_real_cases_are_right(path: Any, backend: str) -> None:
-    """Nightly ``tests/gfx950/test_hip_index_scorer.py`` has the longer ones of the simulated device."""
+    """On the simulated device the command, a line of README, verifies the shorter one by day; nightly
+    ``tests/gfx950/test_hip_index_scorer.py`` has the longer ones."""
     case = read_case(path)
     result = verify_case(case, path.stem, backend)
     assert result.ok
