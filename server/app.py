@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
@@ -45,13 +47,21 @@ def create_app(state: ServerState) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.worker.start()
-        asyncio.get_running_loop().set_exception_handler(_on_loop_error)
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_on_loop_error)
+        if threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, reread_tokens)
         background = asyncio.create_task(_prepare(state))
         yield
         background.cancel()
         _log.info("draining", waiting=state.worker.waiting)
         ended = await state.worker.stop(_LAST_CALL_SECONDS)
         _log.info("stopped", device_idle=ended)
+
+    def reread_tokens() -> None:
+        revoked, engine = layer.access.reread(), state.engine
+        if revoked and engine is not None:
+            state.worker.submit(lambda: engine.forget(revoked))
 
     app = FastAPI(title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.server = state
@@ -60,7 +70,8 @@ def create_app(state: ServerState) -> ASGIApp:
     for kind in (ProblemError, IndexerError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
     app.openapi = cache(lambda: openapi_document(app))  # type: ignore[method-assign]
-    return RequestLayer(app, state.settings, state.metrics)
+    layer = RequestLayer(app, state.settings, state.metrics)
+    return layer
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

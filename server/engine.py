@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -269,9 +269,15 @@ class Engine:
         """Drops the sequences that no call used for so long; returns their number."""
         idle = self.sequences.idle(seconds)
         for owner, sequence in idle:
-            self.scorer.free_sequence(sequence.scorer_id)
-            self.sequences.remove(owner, sequence)
+            self.remove(owner, sequence.id)
         return len(idle)
+
+    def forget(self, owners: Iterable[str]) -> None:
+        """Drops everything of some owners, whose tokens are gone."""
+        for owner in owners:
+            for sequence in self.sequences.of_owner(owner):
+                self.remove(owner, sequence.id)
+            self.records.pop(owner, None)
 
     def _selection(self, options: ScoreOptions) -> dict[str, Any]:
         """Returns the options as arguments of a scorer."""

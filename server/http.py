@@ -13,6 +13,7 @@ import hmac
 import re
 import secrets
 import socket
+import stat
 import struct
 import sys
 import time
@@ -272,13 +273,16 @@ class RequestLayer:
         app: the application.
         settings: the server's.
         metrics: where requests are counted.
+
+    Attributes:
+        access: who may ask.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        self._access = Access(settings)
+        self.access = Access(settings)
         self._replies = _Replies(settings.queue_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -308,7 +312,7 @@ class RequestLayer:
             try:
                 if _CROWDED in state and scope["path"] != "/healthz":
                     raise self._crowded(state[_CROWDED])
-                context.owner = self._access.owner(scope)
+                context.owner = self.access.owner(scope)
                 await self._app(scope, receive, send_with_headers)
             except ProblemError as problem:
                 if status:
@@ -389,8 +393,32 @@ class Access:
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._owners = tuple(map(owner_of, settings.all_tokens()))
+        self._warn_of_readers()
         self._only_local = is_loopback(settings.host)
+
+    def reread(self) -> list[str]:
+        """Takes the tokens that the token file holds now; a file that cannot be used changes nothing.
+
+        Returns:
+            The owners whose tokens are gone.
+        """
+        try:
+            self._settings = self._settings.with_tokens_reread()
+        except (OSError, ValueError) as error:
+            _log.error("tokens not reread", reason=str(error), remedy="mend the file and send SIGHUP again")
+            return []
+        before, self._owners = self._owners, tuple(map(owner_of, self._settings.all_tokens()))
+        revoked = [owner for owner in before if owner not in self._owners]
+        self._warn_of_readers()
+        _log.info("tokens reread", tokens=len(self._owners), revoked=len(revoked))
+        return revoked
+
+    def _warn_of_readers(self) -> None:
+        file = self._settings.token_file
+        if file is not None and file.exists() and file.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            _log.warning("every user can read or write the tokens", file=str(file), remedy="chmod 600")
 
     def owner(self, scope: Scope) -> str:
         """Returns the owner that a request's token stands for; empty without one.

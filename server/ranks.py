@@ -193,6 +193,7 @@ def follow(
     """Makes the calls that rank 0 sends, until its end of the pipe closes."""
     # A terminal's Ctrl-C reaches every process; rank 0 drains and then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     _join(rank, ranks, store)
     scorer = DistributedIndexScorer(rank_config(config, rank, ranks), deadline_seconds=deadline_seconds)
     while True:

@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lifespan="on",
         ws="none",
     )
-    # uvicorn raises the signal again once it has drained: the exit code must stay 0.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    # uvicorn raises the signal again once it has drained: the exit code must stay 0. SIGHUP is served later.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     server = uvicorn.Server(config)
 

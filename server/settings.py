@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from indexer.config import IndexerConfig
@@ -25,6 +26,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _check_tokens(argument: str, tokens: tuple[str, ...]) -> None:
+    for token in tokens:
+        if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+            raise ValueError(
+                f"{argument}: each must be at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
+                "spaces; make one with `openssl rand -hex 16`"
+            )
 
 
 class Settings(BaseSettings):
@@ -51,7 +61,9 @@ class Settings(BaseSettings):
     """Bearer tokens, separated by commas. Each has sequences of its own. Better in the environment or a file
     than in a flag, which every process of the machine can read."""
     token_file: Path | None = None
-    """File of further bearer tokens, one a line."""
+    """File of further bearer tokens, one a line: a regular file that holds at least one. It is read when the
+    server starts, and again on SIGHUP; a token that is gone then is revoked and its sequences are dropped. A
+    file that cannot be used then changes nothing."""
     insecure: bool = False
     """Serve without a token on an address that is not loopback."""
 
@@ -123,6 +135,8 @@ class Settings(BaseSettings):
     log_format: Literal["json", "console"] = "json"
     """Form of the log on stderr."""
 
+    _file_tokens: tuple[str, ...] = PrivateAttr(())
+
     @field_validator("tokens", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
@@ -130,17 +144,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Settings:
-        for token in self.all_tokens():
-            if (
-                len(token) < _MIN_TOKEN_CHARS
-                or not token.isascii()
-                or not token.isprintable()
-                or " " in token
-            ):
-                raise ValueError(
-                    f"tokens: each must be at least {_MIN_TOKEN_CHARS} printable ASCII characters without "
-                    "spaces; make one with `openssl rand -hex 16`"
-                )
+        self._file_tokens = self._read_tokens()
+        _check_tokens("tokens", self.all_tokens())
         if not (is_loopback(self.host) or self.insecure or self.all_tokens()):
             raise ValueError(
                 f"host = {self.host}: not a loopback address, and no token protects it; set "
@@ -151,8 +156,32 @@ class Settings(BaseSettings):
 
     def all_tokens(self) -> tuple[str, ...]:
         """The bearer tokens of ``tokens`` and ``token_file``. None: no token is asked for."""
-        lines = self.token_file.read_text(encoding="utf-8").split() if self.token_file else []
-        return (*(token.get_secret_value() for token in self.tokens), *lines)
+        return (*(token.get_secret_value() for token in self.tokens), *self._file_tokens)
+
+    def with_tokens_reread(self) -> Settings:
+        """Returns settings with the tokens that ``token_file`` holds now.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds no token, or what is none.
+        """
+        reread = self.model_copy()
+        reread._file_tokens = self._read_tokens()
+        return reread
+
+    def _read_tokens(self) -> tuple[str, ...]:
+        if self.token_file is None:
+            return ()
+        if not stat.S_ISREG(self.token_file.stat().st_mode):
+            raise ValueError(
+                f"token_file = {self.token_file}: not a regular file; it is read again on SIGHUP"
+            )
+        lines = map(str.strip, self.token_file.read_text("ascii", errors="replace").splitlines())
+        tokens = tuple(filter(None, lines))
+        if not tokens:
+            raise ValueError(f"token_file = {self.token_file}: holds no token; write one a line")
+        _check_tokens("token_file", tokens)
+        return tokens
 
     def indexer_config(self) -> IndexerConfig:
         """What the scorer is built from.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ import pytest
 from pydantic import ValidationError
 
 from indexer.case import encode_case
+from server.http import Access
+from server.problems import ProblemError
 from server.serve import main
 from server.settings import Settings, is_loopback
 from tests.support.http import assert_problem, binary, make_sequence, normals, random_case, sequences_body
-from tests.support.live_server import LiveServer
+from tests.support.live_server import LiveServer, until
 
 ALICE, BOB = "alice-0123456789", "bob-9876543210"
 
@@ -145,6 +148,84 @@ def test_no_address_but_loopback_without_a_token() -> None:
         Settings(num_index_heads=3)
     with pytest.raises(ValidationError, match="no such backend"):
         Settings(backend="none")
+
+
+# ---- The token file ----
+
+
+def test_a_token_file_that_cannot_be_used_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("NVFP4_INDEXER_")]:
+        monkeypatch.delenv(name)
+    path = tmp_path / "tokens"
+    for content in (
+        b"",
+        b"\n \n",
+        b"two words-of-a-line\n",
+        b"\xff\xfe\n",
+        ALICE.encode() + b"\0\0",
+        b"cut\n",
+    ):
+        path.write_bytes(content)
+        path.chmod(0o600)
+        assert main(["--port", "0", f"--token-file={path}"]) == 2
+        assert "token" in capsys.readouterr().err
+        with pytest.raises(ValidationError):
+            Settings(token_file=path, tokens=(BOB,))  # type: ignore[arg-type]
+    reader, writer = os.pipe()
+    os.write(writer, ALICE.encode())
+    os.mkfifo(tmp_path / "fifo")
+    for other in (
+        f"/dev/fd/{reader}",
+        str(tmp_path / "fifo"),
+        "/dev/null",
+        str(tmp_path),
+        str(tmp_path / "none"),
+    ):
+        assert main(["--port", "0", f"--token-file={other}"]) == 2
+        assert other in capsys.readouterr().err
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_token_file_is_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f" {ALICE} \r\n\n{BOB}", encoding="utf-8")
+    settings = Settings(token_file=path)
+    path.write_text("", encoding="utf-8")
+    assert settings.all_tokens() == (ALICE, BOB)
+    assert Access(settings).owner(
+        {"path": "/v1/info", "headers": [(b"authorization", f"Bearer {BOB}".encode())]}
+    )
+    with pytest.raises(ProblemError, match="no valid token"):
+        Access(settings).owner({"path": "/v1/info", "headers": []})
+
+
+def test_a_token_is_revoked_without_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"{ALICE}\n{BOB}\n", encoding="utf-8")
+    path.chmod(0o644)
+    flags = ("--backend=cpu", "--num-pages=8", f"--token-file={path}")
+    with LiveServer(*flags, forked=True) as live, live.client(ALICE) as alice, live.client(BOB) as bob:
+        assert [event["file"] for event in live.events() if event["level"] == "warning"] == [str(path)]
+        make_sequence(bob, normals(5, 128))
+        path.chmod(0o600)
+
+        def hang_up(content: str, event: str) -> None:
+            seen = len(live.events())
+            path.write_text(content, encoding="utf-8")
+            live.process.send_signal(signal.SIGHUP)
+            until(lambda: any(found["event"] == event for found in live.events()[seen:]), 10)
+
+        hang_up("", "tokens not reread")
+        assert bob.get("/v1/cache").status_code == 200, "the old tokens stay"
+        hang_up(f"{ALICE}\n", "tokens reread")
+        assert_problem(bob.get("/v1/cache"), 401, "unauthorized")
+        until(lambda: alice.get("/v1/cache").json()["used_pages"] == 0, 10)
+        hang_up(f"{ALICE}\n{BOB}\n", "tokens reread")
+        assert bob.get("/v1/cache").json()["sequences"] == []
+        assert len([event for event in live.events() if event["level"] == "warning"]) == 1
 
 
 # ---- Connection limit, header timeout, and bytes that are not HTTP ----
