@@ -291,14 +291,17 @@ def planned_batch(
     plan: Plan, q: torch.Tensor, pages: torch.Tensor, lut: torch.Tensor
 ) -> tuple[PlanHeader, ScoreBatch]:
     """The call of a :func:`host_plan`, page ids and device lengths clamped."""
-    header, numbers = plan.header, plan.own_numbers
+    header = plan.header
     table = plan.tensors[0].clamp(0, max(pages.shape[0] - 1, 0))
-    if header.max_query_len:
-        lengths = clamped_lengths(header, plan.tensors[1].numpy(), plan.tensors[2].numpy())
-    else:
-        lengths = Lengths(*np.array(numbers, dtype=np.int64).reshape(4, -1))
     forced = header.init_blocks, header.local_blocks
-    return header, ScoreBatch(q, pages, table, lut, lengths.requests(), *forced)
+    return header, ScoreBatch(q, pages, table, lut, planned_lengths(plan).requests(), *forced)
+
+
+def planned_lengths(plan: Plan) -> Lengths:
+    """The lengths of a :func:`host_plan`, clamped where they are the device's."""
+    if plan.header.max_query_len:
+        return clamped_lengths(plan.header, plan.tensors[1].numpy(), plan.tensors[2].numpy())
+    return Lengths(*np.array(plan.own_numbers, dtype=np.int64).reshape(4, -1))
 
 
 def clamped_lengths(header: PlanHeader, cu_seqlens_q: NDArray[Any], seq_lens: NDArray[Any]) -> Lengths:

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.bench_cpu [--json] [--rounds N]
 
 512 queries x 4 heads x 32,768 keys, cold: each call reads other pages, at permuted places of a cache twice as
-large as the last-level cache. FLOP are counted from the visible blocks. The measurements alternate, and a
-ratio is the median of the rounds' ratios, so that what else the machine does harms both sides.
+large as the last-level cache. FLOP are counted from the visible blocks. Then small calls, warm. Measurements
+alternate, and a ratio is the median of the rounds' ratios: what else the machine does harms both sides.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from indexer import IndexerConfig, IndexScorer
 from kernel.backends import registry
 from kernel.batch import ScoreBatch
 from kernel.checks import checked_batch
@@ -35,6 +36,8 @@ from kernel.page import blocks_of
 
 QUERIES, HEADS, KEYS, TOPK = 512, 4, 32_768, 16
 LONG_QUERIES, LONG_KEYS = 16, 1_048_576
+SMALL_QUERIES, SMALL_KEYS, SMALL_CALLS = 27, 520, 20
+"""A call that is little to multiply, and how many of them are timed together."""
 SQUARE = 2_048
 """Side of the square product: the best case of ``torch.mm``."""
 LAST_LEVEL_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
@@ -77,6 +80,9 @@ class Report:
     """Time of top-k as a share of scoring."""
     score_of_oracle: float
     """FLOP/s of scoring, in multiples of the reference backend's."""
+    small_milliseconds: dict[str, float]
+    small_of_mm: dict[str, float]
+    """Time of a small call in multiples of the faster product of its queries and keys."""
     long_seconds: dict[str, float]
     long_mib_beyond_pages: dict[str, float]
 
@@ -177,6 +183,33 @@ def measure_speed(rounds: int, cache_bytes: int) -> dict[str, Timing]:
     )
 
 
+def measure_small(rounds: int) -> dict[str, Timing]:
+    """Small calls through :class:`indexer.IndexScorer`, and the products of their queries and keys."""
+    (batch,) = batches(SMALL_QUERIES, SMALL_KEYS, 1)
+    scorer = IndexScorer(IndexerConfig(HEADS, 0, topk_blocks=TOPK, backend="cpu"))
+    tensors = batch.q, batch.pages, batch.block_table
+    offsets, seq_lens = (torch.tensor(n, dtype=torch.int32) for n in ([0, SMALL_QUERIES], [SMALL_KEYS]))
+    plan = scorer.plan(batch.block_table, query_lens=[SMALL_QUERIES], seq_lens=[SMALL_KEYS])
+    rows, keys = batch.q.float().flatten(0, 1), torch.randn(SMALL_KEYS, HEAD_DIM)
+    product = torch.empty(rows.shape[0] * SMALL_KEYS)
+    calls: dict[str, Callable[[], object]] = {
+        "torch.mm, q @ k^T": lambda: torch.mm(rows, keys.t(), out=product.view(-1, SMALL_KEYS)),
+        "torch.mm, k @ q^T": lambda: torch.mm(keys, rows.t(), out=product.view(SMALL_KEYS, -1)),
+        "IndexPlan.select": lambda: plan.select(batch.q, batch.pages),
+        "IndexPlan.score": lambda: plan.score(batch.q, batch.pages),
+        "score_paged, ids alone": lambda: scorer.score_paged(
+            *tensors, offsets, seq_lens, return_scores=False
+        ),
+        "score_paged": lambda: scorer.score_paged(*tensors, offsets, seq_lens),
+    }
+
+    def repeated(call: Callable[[], object]) -> Callable[[], object]:
+        return lambda: [call() for _ in range(SMALL_CALLS)]
+
+    flop = 2.0 * SMALL_CALLS * rows.shape[0] * SMALL_KEYS * HEAD_DIM
+    return interleaved({name: (flop, repeated(call)) for name, call in calls.items()}, rounds)
+
+
 def long_context(keep_scores: bool) -> tuple[float, float]:
     """Seconds and peak MiB beyond pages and queries of 16 queries on 1,048,576 keys, the backend's making
     included.
@@ -210,6 +243,8 @@ def measure(rounds: int) -> Report:
         with context.Pool(1) as pool:
             long_seconds[name], long_mib[name] = pool.apply(long_context, (keep_scores,))
     timings = measure_speed(rounds, cache_bytes)
+    small = measure_small(rounds)
+    floors = [timing for name, timing in small.items() if name.startswith("torch.mm")]
     score, select, topk = timings["score"], timings["select"], timings["top-k of scores"]
     products = [timings["torch.mm, q @ k^T"], timings["torch.mm, k @ q^T"]]
     return Report(
@@ -223,6 +258,14 @@ def measure(rounds: int) -> Report:
         select_of_mm=min(select.per_flop_of(product) for product in products),
         topk_of_score=1 / topk.per_flop_of(score),
         score_of_oracle=score.per_flop_of(timings["oracle"]),
+        small_milliseconds={
+            name: 1e3 * statistics.median(timing.seconds) / SMALL_CALLS for name, timing in small.items()
+        },
+        small_of_mm={
+            name: max(floor.per_flop_of(timing) for floor in floors)
+            for name, timing in small.items()
+            if timing not in floors
+        },
         long_seconds=long_seconds,
         long_mib_beyond_pages=long_mib,
     )
@@ -249,6 +292,13 @@ def print_report(report: Report, console: Console) -> None:
     ratios.add_row("select, of torch.mm of the same FLOP", f"{report.select_of_mm:.2f}", "")
     ratios.add_row("top-k, of the time of scoring", f"{100 * report.topk_of_score:.1f} %", "< 15 %")
     ratios.add_row("score, times the oracle", f"{report.score_of_oracle:.1f}", ">= 20")
+    for name, ratio in report.small_of_mm.items():
+        ratios.add_row(
+            f"{SMALL_QUERIES} queries x {SMALL_KEYS} keys, {name}, {report.small_milliseconds[name]:.2f} ms: "
+            "times torch.mm",
+            f"{ratio:.1f}",
+            "<= 12",
+        )
     for name, mib in report.long_mib_beyond_pages.items():
         ratios.add_row(
             f"{name}, {LONG_KEYS:,} keys x {LONG_QUERIES} queries: MiB beyond pages, "

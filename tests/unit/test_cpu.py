@@ -24,7 +24,7 @@ from kernel.checks import checked_batch
 from kernel.contract import PAGE_BYTES
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.step import Lengths, Step
+from kernel.step import Lengths, PlanHeader, Step
 from tests.support.calls import Call, cumulative, random_call, strided_pages
 from tests.support.compare import (
     assert_same_bits,
@@ -284,9 +284,10 @@ def test_requests_of_one_tile_and_longer_ones_in_one_batch(monkeypatch: pytest.M
         (260, 33),
     ]
     call = random_call(lengths, 4, values="inexact").forcing(1, 1)
-    layout = Layout.of(Lengths.of(call.batch().requests), 4, call.block_table.shape[1], cpu_module.ROW_WIDTHS)
-    assert sorted(tiles.width for tiles in layout.tile_batches(4)) == [16, 32, 256, 512]
-    assert [request.table_row for request in layout.requests()] == [0, 3, 5]
+    step = Step.of(call.batch())
+    layout = Layout.of(Lengths.of(call.batch().requests), PlanHeader.of(step), 40, cpu_module.ROW_WIDTHS)
+    assert sorted(tiles.width for tiles in layout.tile_batches) == [16, 32, 256, 512]
+    assert [request.table_row for request in layout.longer] == [0, 3, 5]
     backend = CpuBackend()
     together, ids = scores_of(backend, call), selection_of(backend, call, 16)
     for row, (_, query_len) in enumerate(lengths):
@@ -476,3 +477,13 @@ def test_running_selection(monkeypatch: pytest.MonkeyPatch, pending: int) -> Non
     for columns in torch.split(scores[0], 7, dim=1):
         running.add(columns.t())
     assert_same_bits(running.block_ids("score")[None], by_sorting(scores, num_blocks, 16, "score"))
+
+
+@pytest.mark.parametrize("order", ["score", "block"])
+@pytest.mark.parametrize("blocks", [1, 7, 16, 17, 70])
+def test_rows_of_few_and_many_blocks(blocks: int, order: Order) -> None:
+    scores, num_blocks = rows_of_ties(1, 200, blocks, seed=blocks)
+    cleared = scores[0].masked_fill(torch.arange(blocks) >= num_blocks[:, None], -torch.inf)
+    for k in (1, 7, 16, 64):
+        found = topk.select_rows(cleared, num_blocks.long(), k, order)
+        assert_same_bits(found[None], by_sorting(scores, num_blocks, k, order))

@@ -20,20 +20,20 @@ matters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from kernel.backends.base import Order, PlannedBackend, Precision, ScaleChoice
 from kernel.backends.cpu.plan import Layout, TileBatch
-from kernel.backends.cpu.topk import RunningTopk, best, pack, select_topk, unpack
+from kernel.backends.cpu.topk import RunningTopk, select_rows, select_topk
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
 from kernel.checks import check_slots
 from kernel.contract import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM
 from kernel.nvfp4 import E4M3_NAN, build_lut, dequantize, quantize_keys
 from kernel.page import blocks_of, codes_of, scales_of
-from kernel.step import DeviceLengths, Plan, Step, clamped_lengths
+from kernel.step import Plan, Step, host_plan, planned_lengths
 
 CHUNK_ROWS = 4096
 """Most rows of a chunk: a group's keys are dequantised once for all of them."""
@@ -43,6 +43,8 @@ PRODUCT_CELLS = 1 << 20
 """Most cells of a product: 4 MiB in float32, so that the maximum is taken in the last-level cache."""
 MAX_GROUP_BLOCKS = 32
 """Most blocks multiplied at a time."""
+_LAYOUT = ("layout",)
+"""Under which a plan keeps its :class:`kernel.backends.cpu.plan.Layout`."""
 _GROUP_BYTES = GROUP_DIMS // 2
 """Code bytes that share a scale."""
 
@@ -77,39 +79,30 @@ class CpuBackend(PlannedBackend):
         codes_of(pages)[page_ids, tokens] = codes
         scales_of(pages)[page_ids, tokens] = scales
 
-    # ---- Plans ----
-    #
-    # numbers: those of the layout
-    # tensors: block table, nb of every token, the places of each tile batch; of lengths on the device the
-    #          lengths alone, which are laid out when the plan runs
-
     def plan(self, step: Step) -> Plan:
-        """See :meth:`kernel.backends.base.Backend.plan`."""
-        lengths = step.lengths
-        if isinstance(lengths, DeviceLengths):
-            return Plan.of(step, (), (lengths.cu_seqlens_q, lengths.seq_lens))
-        num_blocks = torch.from_numpy(lengths.blocks_per_query(step.total_q))
-        layout = Layout.of(lengths, step.num_heads, step.block_table.shape[1], self._tiles.widths)
-        return Plan.of(step, layout.numbers, (num_blocks, *layout.places))
+        """See :meth:`kernel.backends.base.Backend.plan`. Lengths on the host are laid out once, here."""
+        plan = host_plan(step)
+        if not plan.header.max_query_len:
+            plan.keep(_LAYOUT, self._laid_out(plan))
+        return plan
 
-    def _layout(self, plan: Plan) -> Layout:
-        header, tensors = plan.header, plan.tensors
-        if not header.max_query_len:
-            return Layout(plan.own_numbers, tensors[2:])
-        lengths = clamped_lengths(header, tensors[1].numpy(), tensors[2].numpy())
-        return Layout.of(lengths, header.num_heads, tensors[0].shape[1], self._tiles.widths)
+    def _laid_out(self, plan: Plan) -> Layout:
+        kept: Layout | None = plan.runs.get(_LAYOUT)
+        if kept is not None:
+            return kept
+        return Layout.of(planned_lengths(plan), plan.header, plan.tensors[0].shape[1], self._tiles.widths)
 
     def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_plan`."""
         if plan.header.max_query_len:
             scores.fill_(-torch.inf)
-        layout = self._layout(plan)
-        for tiles in layout.tile_batches(plan.header.num_heads):
+        layout = self._laid_out(plan)
+        for tiles in layout.tile_batches:
             found = self._tile_batch_scores(plan, tiles, q, pages)
             by_head = found.view(-1, plan.header.num_heads, tiles.num_blocks).transpose(0, 1)
             scores[:, :, : tiles.num_blocks].index_copy_(1, tiles.tokens, by_head)
             scores[:, :, tiles.num_blocks :].index_fill_(1, tiles.tokens, -torch.inf)
-        for chunk in self._chunks(plan, layout.requests(), q, pages):
+        for chunk in self._chunks(plan, layout.longer, q, pages):
             rows = scores[:, chunk.tokens]
             end = 0
             for part in chunk.parts:
@@ -123,12 +116,11 @@ class CpuBackend(PlannedBackend):
             block_ids.fill_(-1)
         heads, _, k = block_ids.shape
         order: Order = "block" if plan.header.by_block else "score"
-        layout = self._layout(plan)
-        for tiles in layout.tile_batches(heads):
-            packed = pack(self._tile_batch_scores(plan, tiles, q, pages), 0, tiles.row_blocks)
-            found = unpack(best(packed, k), order)
+        layout = self._laid_out(plan)
+        for tiles in layout.tile_batches:
+            found = select_rows(self._tile_batch_scores(plan, tiles, q, pages), tiles.row_blocks, k, order)
             block_ids.index_copy_(1, tiles.tokens, found.view(-1, heads, k).transpose(0, 1))
-        for chunk in self._chunks(plan, layout.requests(), q, pages):
+        for chunk in self._chunks(plan, layout.longer, q, pages):
             running = RunningTopk(chunk.num_blocks.repeat_interleave(heads), k)
             for part in chunk.parts:
                 running.add(part.scores.flatten(1))
@@ -152,35 +144,35 @@ class CpuBackend(PlannedBackend):
         page_ids = cells.clamp_(0, pages.shape[0] - 1)
         group = min(group_blocks(width), total)
         reader = KeyReader(self._pair_table, group)
-        product = torch.empty((group, BLOCK_TOKENS, width), dtype=self._tiles.dtype, device="cpu")
-        scores = torch.full(
-            (len(queries) * tiles.num_blocks, width), -torch.inf, dtype=torch.float32, device="cpu"
-        )
-        tokens = torch.arange(BLOCK_TOKENS, dtype=torch.int64, device="cpu")[:, None]
+        dtype = self._tiles.dtype
+        products = torch.empty((group, BLOCK_TOKENS, width), dtype=dtype, device="cpu")
+        maxima = torch.empty((total + 1, width), dtype=dtype, device="cpu")
+        maxima[total].fill_(-torch.inf)  # what rows past their request's blocks have
         diagonal, request = tiles.diagonal.numpy(), 0
         for first in range(0, total, group):
             stop = min(first + group, total)
-            keys = reader.read(pages, page_ids[first:stop]).view(-1, BLOCK_TOKENS, HEAD_DIM)
+            keys = reader.read(pages, page_ids[first:stop])
             start = first
             while start < stop:
                 last = tiles.first_blocks[request + 1]
-                blocks = slice(start - first, min(last, stop) - first)
-                out = product[blocks].view(-1, width)
-                torch.mm(keys[blocks].view(-1, HEAD_DIM), queries[request], out=out)
-                start = first + blocks.stop
-                request += start == last
-            maxima = product[: stop - first].amax(1)
+                end = min(last, stop)
+                product = products[start - first : end - first].view(-1, width)
+                tokens = slice(BLOCK_TOKENS * (start - first), BLOCK_TOKENS * (end - first))
+                torch.mm(keys[tokens], queries[request], out=product)
+                start, request = end, request + (end == last)
+            torch.amax(products[: stop - first], 1, out=maxima[first:stop])
             begin, end = diagonal.searchsorted((first, stop)).tolist()
             if begin < end:
-                places = tiles.diagonal[begin:end] - first
-                masked = product.index_select(0, places)
-                masked.masked_fill_(tokens > tiles.limits[begin:end, None], -torch.inf)
-                maxima.index_copy_(0, places, masked.amax(1))
-            scores.index_copy_(0, tiles.score_rows[first:stop], maxima.float())
-        by_row = scores.view(-1, tiles.num_blocks, width).transpose(1, 2).reshape(-1, tiles.num_blocks)
-        found = by_row.index_select(0, tiles.kept_rows)
-        _force(found.t(), 0, tiles.row_blocks, plan.header.init_blocks, plan.header.local_blocks)
-        return found
+                places = tiles.diagonal[begin:end]
+                seen = products.index_select(0, places - first)
+                seen.masked_fill_(tiles.unseen[begin:end], -torch.inf)
+                maxima.index_copy_(0, places, seen.amax(1))
+        scores = maxima.view(-1).index_select(0, tiles.score_cells).view(-1, tiles.num_blocks).float()
+        if tiles.init is not None:
+            scores.masked_fill_(tiles.init, INIT_SCORE)
+        if tiles.local is not None:
+            scores.masked_fill_(tiles.local, LOCAL_SCORE)
+        return scores
 
     def _tile_queries(self, q: torch.Tensor, tiles: TileBatch) -> tuple[torch.Tensor, ...]:
         """The queries of each request, ``[128, width]`` of the tiles' dtype."""
@@ -193,7 +185,7 @@ class CpuBackend(PlannedBackend):
     # ---- Longer requests ----
 
     def _chunks(
-        self, plan: Plan, requests: Sequence[Request], q: torch.Tensor, pages: torch.Tensor
+        self, plan: Plan, requests: tuple[Request, ...], q: torch.Tensor, pages: torch.Tensor
     ) -> Iterator[Chunk]:
         """Yields every query token of the requests, in chunks."""
         if not requests:
@@ -201,7 +193,7 @@ class CpuBackend(PlannedBackend):
         header = plan.header
         table = plan.tensors[0].clamp(0, pages.shape[0] - 1)
         forced = header.init_blocks, header.local_blocks
-        batch = ScoreBatch(q, pages, table, self._lut, tuple(requests), *forced)
+        batch = ScoreBatch(q, pages, table, self._lut, requests, *forced)
         reader = KeyReader(self._pair_table, min(MAX_GROUP_BLOCKS, batch.num_score_blocks))
         tile_maxima = TileMaxima(self._tiles.dtype)
         chunk_tokens = CHUNK_ROWS // batch.num_heads

@@ -6,15 +6,17 @@ its requests, and one product for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from kernel.batch import Request
 from kernel.contract import BLOCK_TOKENS
-from kernel.step import IntArray, Lengths
+from kernel.step import Lengths, PlanHeader
 
 TILE_BATCH_CELLS = 1 << 18
 """Most score cells of a tile batch, those of padding included: 2 MiB of packed keys."""
@@ -40,107 +42,98 @@ class TileBatch:
     """``[requests * width]``: rows of ``[total_q * H, 128]``. A request's last row pads its tile."""
     table_cells: torch.Tensor
     """``[blocks]``: where the flat block table has the page id."""
-    score_rows: torch.Tensor
-    """``[blocks]``: where ``[requests * S, width]`` has the scores."""
     diagonal: torch.Tensor
     """Places of the blocks that some row does not see whole, ascending."""
-    limits: torch.Tensor
-    """``[diagonal, width]``: the last token that a row sees of such a block; below 0: none."""
-    kept_rows: torch.Tensor
-    """``[rows]``: those of ``[requests * width]`` that are no padding."""
+    unseen: torch.Tensor
+    """``[diagonal, 128, width]`` bool: the tokens of such a block that a row does not see."""
+    score_cells: torch.Tensor
+    """``[rows * S]``: cells of ``[blocks + 1, width]``, in the last row of it past a request's blocks."""
     row_blocks: torch.Tensor
     """``[rows]``: ``nb``."""
     tokens: torch.Tensor
     """``[rows / H]``: query tokens."""
+    init: torch.Tensor | None
+    """``[rows, S]`` bool: the init blocks, where there are any."""
+    local: torch.Tensor | None
+    """``[rows, S]`` bool: the local blocks, where there are any."""
+
+    @staticmethod
+    def of(lengths: Lengths, header: PlanHeader, table_columns: int, width: int) -> TileBatch:
+        """Lay requests out whose rows fit ``width``."""
+        heads, most = header.num_heads, lengths.max_blocks
+        rows, prefixes = (lengths.query_lens * heads)[:, None], lengths.prefix_lens
+        ends = lengths.num_blocks.cumsum()
+        firsts, total = ends - lengths.num_blocks, int(ends[-1])
+        owner = np.arange(len(lengths)).repeat(lengths.num_blocks)
+        block = np.arange(total) - firsts[owner]
+        in_tile = np.arange(width)
+        row = np.minimum(in_tile, rows - 1)
+        position, query_rows = prefixes[:, None] + row // heads, lengths.query_starts[:, None] * heads + row
+
+        diagonal = np.flatnonzero(block >= (prefixes[owner] + 1) // BLOCK_TOKENS)
+        last_seen = position[owner[diagonal]] - BLOCK_TOKENS * block[diagonal][:, None]
+        unseen = np.arange(BLOCK_TOKENS)[:, None] > last_seen[:, None]
+
+        kept = np.flatnonzero(in_tile < rows)
+        request, blocks = kept // width, np.arange(most)
+        places = np.where(blocks < lengths.num_blocks[request, None], firsts[request, None] + blocks, total)
+        row_blocks = position.reshape(-1)[kept] // BLOCK_TOKENS + 1
+        init = local = None
+        if header.init_blocks:
+            init = torch.from_numpy(blocks < np.minimum(header.init_blocks, row_blocks)[:, None])
+        if header.local_blocks:
+            after = row_blocks[:, None] - blocks
+            local = torch.from_numpy((after > 0) & (after <= header.local_blocks))
+        return TileBatch(
+            width=width,
+            num_blocks=most,
+            first_blocks=[*firsts.tolist(), total],
+            query_rows=_flat(query_rows),
+            table_cells=_flat(lengths.table_rows[owner] * table_columns + block),
+            diagonal=_flat(diagonal),
+            unseen=torch.from_numpy(unseen),
+            score_cells=_flat(places * width + (kept % width)[:, None]),
+            row_blocks=_flat(row_blocks),
+            tokens=_flat(query_rows.reshape(-1)[kept[::heads]] // heads),
+            init=init,
+            local=local,
+        )
+
+
+def _flat(places: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(places.reshape(-1))
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How requests are worked through, in the form of a plan. All integers are int64.
+    """How requests are worked through."""
 
-    Attributes:
-        numbers: of each tile batch width, ``num_blocks``, diagonal blocks, rows, requests, ``first_blocks``;
-            ``table_row``, ``query_start``, ``query_len`` and ``seq_len`` of each longer request.
-        places: the tensors of each tile batch, one after another.
-    """
-
-    numbers: list[int]
-    places: list[torch.Tensor]
+    tile_batches: list[TileBatch]
+    longer: tuple[Request, ...]
+    """Those in no tile batch."""
 
     @staticmethod
-    def of(lengths: Lengths, num_heads: int, table_columns: int, widths: Sequence[int]) -> Layout:
+    def of(lengths: Lengths, header: PlanHeader, table_columns: int, widths: Sequence[int]) -> Layout:
         """Lay requests out.
 
         Args:
             lengths: of the requests; those without queries are left out.
-            num_heads: H.
+            header: of the plan.
             table_columns: of the block table.
             widths: of tiles, widest first.
         """
-        rows, ascending = lengths.query_lens * num_heads, np.array(widths[::-1])
+        rows, ascending = lengths.query_lens * header.num_heads, np.array(widths[::-1])
         covering = ascending[np.minimum(ascending.searchsorted(rows), ascending.size - 1)]
         padded = (4 * rows >= 3 * covering) | (lengths.num_blocks <= PADDED_BLOCKS)
         short = (rows <= covering) & padded & (covering * lengths.num_blocks <= TILE_BATCH_CELLS)
-        numbers: list[int] = []
-        places: list[torch.Tensor] = []
-        for width in np.unique(covering[short & (rows > 0)]).tolist():
-            chosen = lengths[short & (rows > 0) & (covering == width)]
+        width_of = np.where(short & (rows > 0), covering, 0)
+        tile_batches = []
+        for width in sorted(set(width_of.tolist()) - {0}):
+            chosen = lengths[width_of == width]
             while len(chosen):
                 most = np.maximum.accumulate(chosen.num_blocks)
                 cells = np.arange(1, len(chosen) + 1) * most * width
                 fit = max(int(cells.searchsorted(TILE_BATCH_CELLS, side="right")), 1)
-                own, array = _tile_batch(chosen[:fit], num_heads, table_columns, width)
-                numbers += own
-                places.append(array)
+                tile_batches.append(TileBatch.of(chosen[:fit], header, table_columns, width))
                 chosen = chosen[fit:]
-        others = lengths[~short]
-        fields = (others.table_rows, others.query_starts, others.query_lens, others.seq_lens)
-        return Layout(numbers + np.stack(fields, axis=1).reshape(-1).tolist(), places)
-
-    def tile_batches(self, num_heads: int) -> Iterator[TileBatch]:
-        """Every tile batch."""
-        at = 0
-        for array in self.places:
-            width, num_blocks, diagonal, rows, requests = self.numbers[at : at + 5]
-            first_blocks = self.numbers[at + 5 : at + 6 + requests]
-            at += 6 + requests
-            blocks, tokens = first_blocks[-1], rows // num_heads
-            sizes = [requests * width, blocks, blocks, diagonal, diagonal * width, rows, rows, tokens]
-            parts = list(torch.split(array, sizes))
-            parts[4] = parts[4].view(diagonal, width)
-            yield TileBatch(width, num_blocks, first_blocks, *parts)
-
-    def requests(self) -> list[Request]:
-        """Every longer request."""
-        at = 0
-        for _ in self.places:
-            at += 6 + self.numbers[at + 4]
-        return [Request(*self.numbers[first : first + 4]) for first in range(at, len(self.numbers), 4)]
-
-
-def _tile_batch(
-    lengths: Lengths, num_heads: int, table_columns: int, width: int
-) -> tuple[list[int], torch.Tensor]:
-    """The numbers and the places of a tile batch."""
-    rows, most = lengths.query_lens * num_heads, lengths.max_blocks
-    ends = lengths.num_blocks.cumsum()
-    firsts = ends - lengths.num_blocks
-    owner = np.arange(len(lengths)).repeat(lengths.num_blocks)
-    block = np.arange(owner.size) - firsts[owner]
-    row = np.minimum(np.arange(width), rows[:, None] - 1)
-    position = lengths.prefix_lens[:, None] + row // num_heads
-    diagonal = np.flatnonzero(block >= (lengths.prefix_lens[owner] + 1) // BLOCK_TOKENS)
-    kept = np.flatnonzero(np.arange(width) < rows[:, None])
-    query_rows = (lengths.query_starts * num_heads)[:, None] + row
-    parts: tuple[IntArray, ...] = (
-        query_rows,
-        lengths.table_rows[owner] * table_columns + block,
-        owner * most + block,
-        diagonal,
-        position[owner[diagonal]] - BLOCK_TOKENS * block[diagonal][:, None],
-        kept,
-        position.reshape(-1)[kept] // BLOCK_TOKENS + 1,
-        query_rows.reshape(-1)[kept[::num_heads]] // num_heads,
-    )
-    numbers = [width, most, diagonal.size, kept.size, len(lengths), *firsts.tolist(), int(ends[-1])]
-    return numbers, torch.from_numpy(np.concatenate([part.reshape(-1) for part in parts]))
+        return Layout(tile_batches, () if short.all() else lengths[~short].requests())

@@ -18,6 +18,8 @@ ABSENT = torch.iinfo(torch.int64).min
 _MAX_ID = (1 << 31) - 1
 _CHUNK_CELLS = 1 << 18
 """Score cells packed at a time: 2 MiB of keys."""
+_FEW_BLOCKS = 16
+"""Blocks of a row up to which sorting them takes less than packing them: fewer operations."""
 _PENDING_BLOCKS = 256
 """Blocks a running selection collects before it selects again."""
 
@@ -61,6 +63,28 @@ def best(keys: torch.Tensor, k: int) -> torch.Tensor:
     return torch.nn.functional.pad(found, (0, k - found.shape[1]), value=ABSENT)
 
 
+def select_rows(scores: torch.Tensor, num_blocks: torch.Tensor, k: int, order: Order) -> torch.Tensor:
+    """Each row's best blocks, ``[rows, k]`` int32.
+
+    Args:
+        scores: ``[rows, blocks]`` float32, -inf at and past a row's ``num_blocks``.
+        num_blocks: ``[rows]`` int64.
+        k: blocks to select.
+        order: of them.
+    """
+    if scores.shape[1] > _FEW_BLOCKS:
+        return unpack(best(pack(scores, 0, num_blocks), k), order)
+    # A stable sort leaves the lower of equally good blocks first, so those of a row before those past it.
+    comparable = scores.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    ids = comparable.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    ids = ids.masked_fill(ids >= num_blocks[:, None], _MAX_ID)
+    if order == "block":
+        ids = ids.sort(dim=1).values
+    found = torch.full((ids.shape[0], k), -1, dtype=torch.int32, device="cpu")
+    found[:, : ids.shape[1]] = ids.masked_fill_(ids == _MAX_ID, -1)
+    return found
+
+
 def select_topk(
     scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
 ) -> None:
@@ -70,12 +94,13 @@ def select_topk(
     start = 0
     while start < tokens:
         widest = max(int(num_blocks[start:].max()), 1)
-        end = start + max(_CHUNK_CELLS // widest, 1)
+        end = start + max(_CHUNK_CELLS // (heads * widest), 1)
         limits = num_blocks[start:end]
         width = int(limits.max())
-        for head in range(heads):
-            keys = best(pack(scores[head, start:end, :width], 0, limits), k)
-            block_ids[head, start:end] = unpack(keys, order)
+        past = torch.arange(width, dtype=torch.int64, device=scores.device) >= limits[:, None]
+        rows = scores[:, start:end, :width].masked_fill(past, -torch.inf).flatten(0, 1)
+        found = select_rows(rows, limits.long().repeat(heads), k, order)
+        block_ids[:, start:end] = found.view(heads, -1, k)
         start = end
 
 
