@@ -372,11 +372,13 @@ class Wave:
         if not self.full:
             mask = mask & self.lanes
         value = value_of(mask)
-        if self.taint is None:
-            self.set_scalar64(register, value)
-        else:
+        if self.taint is not None:
             self.taint_written = True
             self.set_scalar64(register, value, value_of(self.taint))
+        elif register != EXEC and not (self.scalar_states[register] or self.scalar_states[register + 1]):
+            self.scalars[register], self.scalars[register + 1] = value & 0xFFFFFFFF, value >> 32
+        else:
+            self.set_scalar64(register, value)
         self.mask_cache[register] = (value, mask)
 
     # -- undefined sources of the instruction now running

@@ -142,16 +142,27 @@ def _carry(form: Form) -> Step:
         if operands[4].kind != "scalar" or operands[4].count != 2:
             raise UnsupportedInstructionError(f"operand {operands[4].text} is no lane mask")
         carry_in = operands[4].index
-    adds, put = kind.startswith("add"), write32(register, "u")
+    put = write32(register, "u")
 
-    def step(wave: Wave) -> None:
+    def add(wave: Wave) -> None:
+        a, b = first(wave), second(wave)
+        total = a + b
+        over = total < a
+        if takes_carry:
+            carry = wave.mask(carry_in).astype(np.uint32)
+            total = total + carry
+            over = over | (total < carry)
+        put(wave, total)
+        wave.set_mask(carry_out, each_lane(over))
+
+    def subtract(wave: Wave) -> None:
         a, b = np.asarray(first(wave)).astype(np.int64), np.asarray(second(wave)).astype(np.int64)
         carry = wave.mask(carry_in).astype(np.int64) if takes_carry else np.int64(0)
-        total = each_lane(a + b + carry if adds else a - b - carry)
+        total = each_lane(a - b - carry)
         put(wave, (total & 0xFFFFFFFF).astype(np.uint32))
         wave.set_mask(carry_out, (total >> 32) != 0)
 
-    return step
+    return add if kind.startswith("add") else subtract
 
 
 def _wide_multiply_add(form: Form) -> Step:
