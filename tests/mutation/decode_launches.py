@@ -356,6 +356,12 @@ REVIEWED = (
         differs=True,
     ),
     Equivalent(
+        "a number up to two past the batch lies behind the descriptors, reads as 0, has no keys; the clamp "
+        "is for loads that LLVM merges, and these are not",
+        r"operation changed: s_add_i32 s, s, -1 -> s_sub_i32 s, s, -1; s_waitcnt vmcnt\(0\); "
+        r"v_min_u32_e32 v, s, v; v_lshlrev_b32_e32 v, 2, v",
+    ),
+    Equivalent(
         "a request without keys has no blocks, whether that is told from its length or from its blocks",
         r"s_min_i32 s, s, s; compare flipped: s_cmp_gt_i32 s, 0 -> s_cmp_ge_i32 s, 0; s_cselect_b32 s, s, 0|"
         r"s_waitcnt lgkmcnt\(0\); compare flipped: s_cmp_gt_i32 s, 0 -> s_cmp_ge_i32 s, 0; s_cselect_b64",
