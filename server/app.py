@@ -19,10 +19,10 @@ from starlette.types import ASGIApp
 
 from kernel.errors import IndexerError
 from server.engine import Engine, ServerState, prepared_engine
-from server.http import RequestLayer, context_of
+from server.http import Access, RequestLayer, context_of
 from server.metrics import Metrics
 from server.openapi import openapi_document
-from server.problems import ProblemError, internal, invalid, of_error
+from server.problems import ProblemError, invalid, of_error, of_failure
 from server.routes import ROUTERS
 from server.settings import Settings
 from server.wire import argument_name
@@ -44,6 +44,8 @@ def new_state(settings: Settings) -> ServerState:
 def create_app(state: ServerState) -> ASGIApp:
     """Builds the ASGI application of a server from the state that :func:`new_state` returned."""
 
+    access = Access(state.settings)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.worker.start()
@@ -59,19 +61,22 @@ def create_app(state: ServerState) -> ASGIApp:
         _log.info("stopped", device_idle=ended)
 
     def reread_tokens() -> None:
-        revoked, engine = layer.access.reread(), state.engine
+        revoked, engine = access.reread(), state.engine
         if revoked and engine is not None:
             state.worker.submit(lambda: engine.forget(revoked))
 
-    app = FastAPI(title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="nvfp4-indexer", lifespan=lifespan, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
     app.state.server = state
     for router in ROUTERS:
         app.include_router(router)
     for kind in (ProblemError, IndexerError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _on_error)
+    # Within starlette's own answer to errors, which is plain text and ends the connection.
+    app.add_middleware(RequestLayer, settings=state.settings, metrics=state.metrics, access=access)
     app.openapi = cache(lambda: openapi_document(app))  # type: ignore[method-assign]
-    layer = RequestLayer(app, state.settings, state.metrics)
-    return layer
+    return app
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -137,5 +142,6 @@ def _problem_of(request: Request, error: Exception) -> ProblemError:
         return ProblemError(404, "not-found", "no such path; see /openapi.json")
     if isinstance(error, HTTPException) and error.status_code == 405:
         headers = dict(error.headers or {})
+        headers["Allow"] = headers.get("Allow", "").replace("GET", "GET, HEAD")
         return ProblemError(405, "method-not-allowed", f"{request.method} is not for this path", headers)
-    return internal()
+    return of_failure(error)

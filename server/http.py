@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import h11
 import structlog
@@ -28,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from indexer.wire import PROBLEM
 from server.metrics import Metrics
-from server.problems import ProblemError, internal
+from server.problems import ProblemError, of_failure
 from server.settings import Settings, is_loopback
 from server.worker import Deadline, QueueSlot
 
@@ -264,7 +265,7 @@ class _Replies:
 
 
 class RequestLayer:
-    """The one ASGI layer around the application.
+    """The one ASGI layer around the routes.
 
     Requests on connections beyond the limit are refused and the connection is closed. Liveness is answered
     all the same: a crowded server must not be taken for a dead one.
@@ -273,16 +274,14 @@ class RequestLayer:
         app: the application.
         settings: the server's.
         metrics: where requests are counted.
-
-    Attributes:
         access: who may ask.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, access: Access) -> None:
         self._app = app
         self._settings = settings
         self._metrics = metrics
-        self.access = Access(settings)
+        self._access = access
         self._replies = _Replies(settings.queue_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,6 +289,7 @@ class RequestLayer:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
+        method, scope = scope["method"], _served_as(scope)
         context = RequestContext(_request_id(scope), Deadline(self._settings.deadline_seconds))
         state = scope.setdefault("state", {})
         state["context"] = context
@@ -312,7 +312,7 @@ class RequestLayer:
             try:
                 if _CROWDED in state and scope["path"] != "/healthz":
                     raise self._crowded(state[_CROWDED])
-                context.owner = self.access.owner(scope)
+                context.owner = self._access.owner(scope)
                 await self._app(scope, receive, send_with_headers)
             except ProblemError as problem:
                 if status:
@@ -329,16 +329,16 @@ class RequestLayer:
                         limit=self._settings.drain_seconds,
                     )
                     await ended.response(context.request_id)(scope, receive, send_with_headers)
-            except Exception:
+            except Exception as error:
                 _log.exception("failed", request_id=context.request_id, path=scope["path"])
                 if status:
                     raise
-                await internal().response(context.request_id)(scope, receive, send_with_headers)
+                await of_failure(error).response(context.request_id)(scope, receive, send_with_headers)
         finally:
             self._replies.remove(context)
             if context.slot is not None:
                 context.slot.release()
-            self._finish(scope, context, status, time.perf_counter() - began)
+            self._finish(method, scope, context, status, time.perf_counter() - began)
 
     def _crowded(self, connections: int) -> ProblemError:
         limit = self._settings.max_connections
@@ -353,20 +353,35 @@ class RequestLayer:
             limit=limit,
         )
 
-    def _finish(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
+    def _finish(
+        self, method: str, scope: Scope, context: RequestContext, status: int, seconds: float
+    ) -> None:
         route = getattr(scope.get("route"), "path", "other")
-        self._metrics.request(route, scope["method"], status, seconds, context.stages)
+        self._metrics.request(route, method, status, seconds, context.stages)
         log = _log.debug if route in _PROBES else _log.info
         log(
             "request",
             request_id=context.request_id,
-            method=scope["method"],
+            method=method,
             path=scope["path"],
             status=status,
             seconds=round(seconds, 6),
             owner=context.owner[:8],
             **{f"{name}_seconds": round(value, 6) for name, value in context.stages.items()},
         )
+
+
+def _served_as(scope: Scope) -> Scope:
+    """Returns what is served for a request: GET for HEAD, whose body the web server leaves out, and for a
+    target in absolute form its path and host (RFC 9112, 3.2.2)."""
+    served = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
+    scheme, found, rest = (scope.get("raw_path") or b"").partition(b"://")
+    if found and scheme.lower() in (b"http", b"https"):
+        host, slash, path = rest.partition(b"/")
+        served["raw_path"] = b"/" + path if slash else b"/"
+        served["path"] = unquote(served["raw_path"].decode("ascii"))
+        served["headers"] = [(b"host", host), *(pair for pair in scope["headers"] if pair[0] != b"host")]
+    return served
 
 
 def _request_id(scope: Scope) -> str:

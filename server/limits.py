@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from indexer.case import Case
 from indexer.case.case import MAX_FORCED_BLOCKS
@@ -169,8 +171,19 @@ def _check_flop(
 # ---- Query options ----
 
 
+_JSON_VALUE = re.compile(r"true|false|-?(0|[1-9][0-9]{0,17})", re.ASCII)
+
+
 class _Options(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """Options of a query. Their values are as strict as JSON: ``4.0``, ``1_6`` and ``yes`` are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_json(cls, value: object) -> object:
+        is_json = isinstance(value, str) and _JSON_VALUE.fullmatch(value)
+        return json.loads(value) if is_json else value  # type: ignore[arg-type]
 
 
 class ScoreOptions(_Options):

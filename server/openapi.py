@@ -110,7 +110,10 @@ def _problem(description: str, headers: dict[str, Any] | None = None) -> dict[st
 
 UNKNOWN_SEQUENCE: Responses = {404: _problem("No such sequence of this token")}
 PROBLEM_503: Responses = {
-    503: _problem("Warming up, being shut down, too many connections, or a rank of the scorer ended", _RETRY)
+    503: _problem(
+        "Warming up, being shut down, too many connections, too little memory, or a rank of the scorer ended",
+        _RETRY,
+    )
 }
 _INVALID: Responses = {422: _problem("An argument is outside the contract; it is named")}
 _QUEUE: Responses = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import torch
 from starlette.responses import Response
 
 from indexer.wire import PROBLEM, PROBLEM_PREFIX
@@ -29,6 +30,7 @@ TITLES = {
     "length-conflict": "The sequence has another length",
     "too-many-sequences": "No more sequences can be made",
     "too-many-keys": "No more keys can be appended",
+    "out-of-memory": "The server has too little memory",
     "too-large": "The body is too large",
     "unsupported-media-type": "The body has a type that is not read",
     "busy": "Every place in the queue is taken",
@@ -118,11 +120,18 @@ def of_error(error: IndexerError) -> ProblemError:
         )
     if isinstance(error, RankLostError):
         return ProblemError(503, "rank-lost", f"{error}; nothing was done", ranks=list(error.ranks))
-    return internal()
+    return of_failure(error)
 
 
-def internal() -> ProblemError:
-    """Returns a 500 without its cause, which is in the log under the request's id."""
+def of_failure(error: Exception) -> ProblemError:
+    """Returns the problem of what was not foreseen; its cause is in the log under the request's id."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "can't allocate memory" in str(error):
+        return ProblemError(
+            503,
+            "out-of-memory",
+            "the server has not the memory that this call needs; nothing was done. Ask for less at a time; "
+            "scores=false needs least",
+        )
     return ProblemError(500, "internal", "the server failed on this request; its log has the cause")
 
 

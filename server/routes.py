@@ -138,14 +138,12 @@ async def admit(request: Request, form: Form | None = None) -> Call:
 # ---- Health ----
 
 
-@health.head("/healthz", include_in_schema=False)
 @health.get("/healthz", summary="Liveness", response_model=Alive)
 async def healthz() -> Response:
     """The process answers. It may not be ready."""
     return json_response(Alive(status="ok"))
 
 
-@health.head("/readyz", include_in_schema=False)
 @health.get("/readyz", summary="Readiness", response_model=Ready, responses=openapi.PROBLEM_503)
 async def readyz(request: Request) -> Response:
     """Kernels are compiled and the self-test against the oracle passed."""
@@ -454,7 +452,6 @@ async def metrics(request: Request) -> Response:
     return Response(state.metrics.exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
 
-@state_routes.head("/", include_in_schema=False)
 @state_routes.get("/", summary="The page for people", response_class=HTMLResponse)
 async def page() -> Response:
     """Device, backend, cache, latencies, and the last call's score map with its selection."""

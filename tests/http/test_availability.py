@@ -21,10 +21,12 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
 from indexer.case import Case, encode_case
 from indexer.wire import encode_keys
-from server.app import _on_loop_error
+from server.app import _on_loop_error, create_app, new_state
+from server.engine import Engine
 from server.logs import LogStream
 from server.serve import _within_open_files
 from server.settings import Settings
@@ -397,3 +399,120 @@ def test_a_flood_of_connections_leaves_liveness_and_a_short_log() -> None:
             assert len(live.log_text()) < 20_000
         with live.client() as client:
             until(lambda: client.get("/readyz").status_code == 200, 30)
+
+
+# ---- Every error is a problem ----
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        *(
+            (f"topk={value}", "topk")
+            for value in ("1_6", "4.0", "%2B4", "%204", "4e0", "04", "", "9" * 4301, "true")
+        ),
+        *((f"scores={value}", "scores") for value in ("1", "0", "yes", "off", "True", "")),
+        ("order=Score", "order"),
+    ],
+)
+def test_options_are_as_strict_as_json(short: LiveServer, query: str, name: str) -> None:
+    with short.client() as client:
+        reply = client.post(f"/v1/score?{query}", **binary(encode_case(random_case(((5, 1),)))))
+        assert_problem(reply, 422, "invalid-argument", name)
+        right = client.post(
+            "/v1/score?topk=4&scores=false&order=block", **binary(encode_case(random_case(((5, 1),))))
+        )
+        assert right.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "argument"),
+    [
+        ("/v1/score", '{"index_q":[],"index_k":[],"topk":70,"topk":1}', "topk"),
+        ("/v1/score", '{"index_q":[],"index_k":[],"\\u0074opk":1,"topk":1}', "topk"),
+        ("/v1/score", f'{{"index_q":[],"index_k":[],"topk":{"9" * 4300}}}', "topk"),
+        ("/v1/score", f'{{"index_q":[[[{"9" * 4300}]]],"index_k":[]}}', "index_q[0, 0, 0]"),
+        ("/v1/score", f'{{"index_q":[],"index_k":[],"seq_lens":[{"9" * 4300}]}}', "seq_lens[0]"),
+        ("/v1/score", f'{{"index_q":[],"index_k":[],"seq_lens":[{"9" * 4301}]}}', "body"),
+        (
+            "/v1/sequences/score",
+            f'{{"sequences":[],"index_q":[],"query_lens":[{"9" * 4300},{"9" * 4300}]}}',
+            "query_lens[0]",
+        ),
+    ],
+)
+def test_json_that_says_two_things_or_too_much_names_its_member(
+    short: LiveServer, path: str, body: str, argument: str
+) -> None:
+    with short.client() as client:
+        reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert_problem(reply, 422, "invalid-argument", argument)
+
+
+def test_every_path_that_can_be_read_has_a_head(short: LiveServer) -> None:
+    with short.client() as client:
+        sequence = make_sequence(client)
+        for path in ("/", "/healthz", "/v1/info", "/v1/cache", "/openapi.json", f"/v1/sequences/{sequence}"):
+            found = client.head(path)
+            assert (found.status_code, found.content) == (200, b"")
+        assert client.head("/v1/nothing").status_code == 404
+        assert client.head("/v1/score").status_code == 405
+        assert client.put("/v1/info").headers["allow"] == "GET, HEAD"
+
+
+def test_targets_in_absolute_form_and_slashes_at_the_end(short: LiveServer) -> None:
+    for target, host, status in (
+        ("http://127.0.0.1:8421/healthz", "localhost", 200),
+        ("HTTP://localhost", "localhost", 200),
+        ("http://127.0.0.1/v1/info?", "elsewhere.example", 200),
+        ("http://elsewhere.example/v1/info", "localhost", 403),
+        ("http:///v1/info", "localhost", 403),
+        ("http://localhost@elsewhere.example/v1/info", "localhost", 403),
+        ("http://localhost/v1/info/", "localhost", 404),
+        ("/v1/info/", "localhost", 404),
+        ("//elsewhere.example/v1/info", "localhost", 404),
+        ("/v1/sequences/", "localhost", 404),
+        ("*", "localhost", 404),
+    ):
+        with connect(short) as connection:
+            connection.sendall(f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            answer = all_of(connection).decode()
+        assert answer.startswith(f"HTTP/1.1 {status}"), (target, answer)
+        assert "location:" not in answer.lower()
+        assert status == 200 or "application/problem+json" in answer
+
+
+FAILURES = {
+    "memory": (MemoryError(), 503, "out-of-memory"),
+    "torch": (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 503, "out-of-memory"),
+    "disk": (OSError(errno.ENOSPC, "No space left on device"), 500, "internal"),
+    "folder": (FileNotFoundError("No usable temporary directory found"), 500, "internal"),
+    "other": (ZeroDivisionError(), 500, "internal"),
+    "body": (MemoryError(), 503, "out-of-memory"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+def test_what_fails_inside_is_a_problem_and_keeps_the_connection(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error, status, problem = FAILURES[kind]
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("server.routes.case_of_body" if kind != "body" else "server.routes.read_body", fail)
+
+    async def main() -> None:
+        state = new_state(Settings(backend="cpu", num_pages=8))
+        state.worker.start()
+        state.engine = Engine(state.settings)
+        # It would raise here what it raised towards the web server, which then ends the connection.
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert_problem(await client.post("/v1/profile", **binary(b"")), status, problem)
+        assert await state.worker.stop(5)
+
+    with capture_logs() as logs:
+        asyncio.run(main())
+    assert [entry["exc_info"] for entry in logs if entry["event"] == "failed"] == [True]

@@ -174,7 +174,7 @@ def test_unknown_paths_and_methods(client: httpx.Client) -> None:
     assert_problem(client.get("/v2/score"), 404, "not-found")
     reply = client.put("/v1/cache")
     assert_problem(reply, 405, "method-not-allowed")
-    assert reply.headers["allow"] == "GET"
+    assert reply.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/"])
