@@ -15,7 +15,7 @@ from urllib.parse import quote
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from client.errors import BadReplyError, LengthConflictError
+from client.errors import BadReplyError
 from indexer.case import Case, case_buffers
 from indexer.case.container import DTYPES, Array, Buffer
 from indexer.wire import (
@@ -34,7 +34,7 @@ from indexer.wire import (
     encode_sequences_call,
 )
 from kernel.arguments import check_bool, check_int
-from kernel.contract import BLOCK_TOKENS, MAX_SEQ_LEN
+from kernel.contract import MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
 
 T = TypeVar("T")
@@ -173,16 +173,8 @@ def free_sequence(sequence: str) -> Call[None]:
 
 
 def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceInfo]:
-    """Append keys. With ``start`` the server appends them once, so the call may be resent."""
+    """Append keys. With ``start`` the server appends them once and knows them again: it may be resent."""
     keys = _array("k", k, _KEY_DTYPES)
-
-    def arrived(error: IndexerError) -> SequenceInfo:
-        if isinstance(error, LengthConflictError) and start is not None:
-            length = start + len(keys)
-            if error.length == length:
-                return SequenceInfo(sequence, length, -(-length // BLOCK_TOKENS))
-        raise error
-
     return Call(
         method="POST",
         path=f"{_path(sequence)}/keys",
@@ -190,7 +182,6 @@ def append_keys(sequence: str, k: Array, start: int | None) -> Call[SequenceInfo
         body=encode_keys(keys),
         parse=_sequence,
         repeatable=start is not None,
-        after_lost=arrived,
     )
 
 

@@ -97,14 +97,14 @@ class Client:
         Args:
             sequence: a live sequence.
             k: ``[n, 128]`` bfloat16, float16 or float32, finite.
-            start: tokens that the sequence holds. With it the call is resent after a lost answer; nobody else
-                may append to the sequence meanwhile.
+            start: tokens that the sequence holds. With it the call is resent after a lost answer. Keys that
+                had arrived are not appended again.
 
         Returns:
             The sequence's new length, tokens.
 
         Raises:
-            LengthConflictError: it does not hold ``start`` tokens.
+            LengthConflictError: it does not hold ``start`` tokens, and these keys were not the last appended.
         """
         return self._run(calls.append_keys(sequence, k, start)).length
 

@@ -44,6 +44,7 @@ FURTHER_CONNECTIONS = 256
 """Connections beyond the limit that are told so; further ones are reset."""
 _CROWDED_SECONDS = 1.0
 """Header timeout of a request that is refused anyway."""
+_LOOK_SECONDS = 0.1
 _ABORT = "abort"
 """Key in the state of a request: what aborts its connection."""
 _SAME_SITE = frozenset({b"same-origin", b"none"})
@@ -89,7 +90,8 @@ class LimitedProtocol(H11Protocol):
 
     uvicorn waits without end for all three, before tokens are checked, however slowly the bytes trickle. An
     idle connection between two requests is left to uvicorn's keep-alive timeout. The next of several
-    pipelined requests is answered once the system has taken the whole answer before it.
+    pipelined requests is answered once the system has taken the whole answer before it. A peer that ends its
+    side of the connection still gets the answers that it waits for.
     """
 
     timeout_seconds: float
@@ -100,6 +102,7 @@ class LimitedProtocol(H11Protocol):
     """What the timer runs for, see :meth:`_due`."""
     _unread: asyncio.TimerHandle | None = None
     """Runs from when an answer first waits for its reader until all of it is taken."""
+    _half_closed: bool = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Starts the header timeout."""
@@ -123,8 +126,31 @@ class LimitedProtocol(H11Protocol):
         """Starts the timeout of the rest of a body that nobody will read."""
         super().on_response_complete()
         self._update_unread()
+        if self._half_closed and self.cycle.response_complete:
+            self.transport.close()  # no further request had come before its end
         if self._due() is h11.SEND_BODY:
             self._update_timer()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection of a peer that ended its side and waits for an answer."""
+        self._half_closed = True
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            return False
+        if self.conn.our_state is h11.SEND_RESPONSE and self.conn.their_http_version == b"1.1":
+            # One that is gone altogether looks alike until something is sent; its system then says so.
+            event = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(event) or b"")
+            self._look_for_peer()
+        return True
+
+    def _look_for_peer(self) -> None:
+        connection: socket.socket = self.transport.get_extra_info("socket")
+        if self.transport.is_closing():
+            return
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self.loop.call_later(_LOOK_SECONDS, self._look_for_peer)
 
     def pause_writing(self) -> None:
         """Starts the timeout of an answer that waits for its reader."""

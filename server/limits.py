@@ -227,8 +227,8 @@ class AppendOptions(_Options):
         default=None,
         ge=0,
         le=MAX_SEQ_LEN,
-        description="Append only if the sequence holds so many tokens, else 409: makes a repeated request "
-        "after a lost answer safe.",
+        description="Append only if the sequence holds so many tokens, else 409. A request that is repeated "
+        "after a lost answer is answered as before if its keys were the last that were appended.",
     )
 
 

@@ -516,3 +516,22 @@ def test_what_fails_inside_is_a_problem_and_keeps_the_connection(
     with capture_logs() as logs:
         asyncio.run(main())
     assert [entry["exc_info"] for entry in logs if entry["event"] == "failed"] == [True]
+
+
+# ---- Peers that end their side ----
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_half_closed_connection_gets_its_answers(short: LiveServer, version: str) -> None:
+    body = encode_case(random_case(((300, 200),)))
+    call = head("POST /v1/score", f"Content-Type: {BINARY}", f"Content-Length: {len(body)}") + body
+    requests = [call] if version == "1.0" else [call, head("GET /healthz"), call[:-5]]
+    with connect(short) as connection:
+        connection.sendall(b"".join(requests).replace(b"HTTP/1.1", f"HTTP/{version}".encode()))
+        connection.shutdown(socket.SHUT_WR)
+        answer = all_of(connection)
+    finals = [part for part in answer.split(b"HTTP/1.1 ")[1:] if not part.startswith(b"100")]
+    assert [part[:3] for part in finals] == [b"200", b"200"][: len(requests)]
+    assert version == "1.1" or b"100 Continue" not in answer
+    with short.client() as client:
+        until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)

@@ -152,6 +152,7 @@ def test_a_full_queue_a_deadline_and_a_client_that_leaves(narrow: LiveServer) ->
             assert int(reply.headers["retry-after"]) >= 1
             assert problem["retry_after_seconds"] > 0
         until(lambda: client.get("/v1/activity").json()["places_taken"] == 2)
+        assert late.reply is None, "its going is seen at once, not at a deadline"
         assert assert_problem(late.wait(), 504, "deadline", "deadline_seconds")["limit"] == 1
         assert _busy(client), "the deadline is answered while the device is still busy"
         assert slow.wait().status_code == 200

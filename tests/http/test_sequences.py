@@ -109,10 +109,21 @@ def test_start_makes_a_repeated_append_safe(client: httpx.Client) -> None:
     sequence = make_sequence(client)
     body = binary(encode_keys(normals(10, 128)))
     path = f"/v1/sequences/{sequence}/keys?start=0"
-    assert client.post(path, **body).json()["length"] == 10
-    problem = assert_problem(client.post(path, **body), 409, "length-conflict", "start")
-    assert problem["length"] == 10
+    for _ in range(2):
+        reply = client.post(path, **body)
+        assert (reply.status_code, reply.json()["length"]) == (200, 10)
     assert client.get(f"/v1/sequences/{sequence}").json()["length"] == 10
+    others = (normals(10, 128, seed=1), normals(9, 128), normals(10, 128).astype(np.float16))
+    for keys in others:  # as many keys, but other ones; fewer; another type
+        problem = assert_problem(
+            client.post(path, **binary(encode_keys(keys))), 409, "length-conflict", "start"
+        )
+        assert problem["length"] == 10
+    last = binary(encode_keys(others[0]))
+    assert client.post(f"/v1/sequences/{sequence}/keys", **last).json()["length"] == 20
+    assert_problem(client.post(path, **body), 409, "length-conflict", "start")
+    path = f"/v1/sequences/{sequence}/keys?start=10"
+    assert_problem(client.post(path, **body), 409, "length-conflict")
     client.delete(f"/v1/sequences/{sequence}")
 
 
