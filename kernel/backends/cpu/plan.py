@@ -20,6 +20,8 @@ from kernel.step import Lengths, PlanHeader
 
 TILE_BATCH_CELLS = 1 << 18
 """Most score cells of a tile batch, those of padding included: 2 MiB of packed keys."""
+TILE_BATCH_BLOCKS = 1024
+"""Most blocks of a request in a tile batch, which keeps all scores: of more, the best are kept on the way."""
 PADDED_BLOCKS = 32
 """Blocks up to which a request's rows are padded to one tile, however many are missing: two narrower tiles
 are less to multiply, but more to launch."""
@@ -125,7 +127,8 @@ class Layout:
         rows, ascending = lengths.query_lens * header.num_heads, np.array(widths[::-1])
         covering = ascending[np.minimum(ascending.searchsorted(rows), ascending.size - 1)]
         padded = (4 * rows >= 3 * covering) | (lengths.num_blocks <= PADDED_BLOCKS)
-        short = (rows <= covering) & padded & (covering * lengths.num_blocks <= TILE_BATCH_CELLS)
+        fitting = lengths.num_blocks <= np.minimum(TILE_BATCH_BLOCKS, TILE_BATCH_CELLS // covering)
+        short = (rows <= covering) & padded & fitting
         width_of = np.where(short & (rows > 0), covering, 0)
         tile_batches = []
         for width in sorted(set(width_of.tolist()) - {0}):
