@@ -45,6 +45,7 @@ def create_app(state: ServerState) -> ASGIApp:
     """Builds the ASGI application of a server from the state that :func:`new_state` returned."""
 
     access = Access(state.settings)
+    state.worker.shared = access.num_owners > 1
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -62,6 +63,7 @@ def create_app(state: ServerState) -> ASGIApp:
 
     def reread_tokens() -> None:
         revoked, engine = access.reread(), state.engine
+        state.worker.shared = access.num_owners > 1
         if revoked and engine is not None:
             state.worker.submit(lambda: engine.forget(revoked))
 
@@ -113,7 +115,9 @@ async def _expire(worker: Worker, engine: Engine, seconds: float) -> None:
     while True:
         await asyncio.sleep(min(seconds / 10, 60))
         try:
-            expired, _ = await worker.submit(lambda: engine.expire(seconds)).future
+            # A call that waits, or whose body is on its way, may name a sequence that nobody else uses.
+            job = worker.submit(lambda: engine.expire(worker.oldest_arrival - seconds))
+            expired, _ = await job.future
         except Exception:
             _log.exception("sequences could not be expired", remedy="tried again later")
         else:

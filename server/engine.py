@@ -119,9 +119,8 @@ class SequenceTable:
         self._used[sequence] = time.monotonic()
         return found
 
-    def idle(self, seconds: float) -> list[tuple[str, LiveSequence]]:
-        """Returns the sequences that no call used for so long, each with its owner."""
-        before = time.monotonic() - seconds
+    def idle(self, before: float) -> list[tuple[str, LiveSequence]]:
+        """Returns the sequences that no call used since ``before``, each with its owner."""
         return [
             (owner, sequence)
             for owner, sequences in self._by_owner.items()
@@ -274,9 +273,9 @@ class Engine:
         self.scorer.free_sequence(found.scorer_id)
         self.sequences.remove(owner, found)
 
-    def expire(self, seconds: float) -> int:
-        """Drops the sequences that no call used for so long; returns their number."""
-        idle = self.sequences.idle(seconds)
+    def expire(self, before: float) -> int:
+        """Drops the sequences that no call used since ``before`` (monotonic time); returns their number."""
+        idle = self.sequences.idle(before)
         for owner, sequence in idle:
             self.remove(owner, sequence.id)
         return len(idle)

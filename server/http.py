@@ -439,6 +439,11 @@ class Access:
         self._warn_of_readers()
         self._only_local = is_loopback(settings.host)
 
+    @property
+    def num_owners(self) -> int:
+        """Number of tokens."""
+        return len(set(self._owners))
+
     def reread(self) -> list[str]:
         """Takes the tokens that the token file holds now; a file that cannot be used changes nothing.
 

@@ -124,7 +124,7 @@ async def admit(request: Request, form: Form | None = None) -> Call:
         check_given_once(request.scope["query_string"])
     state, context = state_of(request), context_of(request.scope)
     engine = state.ready_engine()
-    context.slot = slot = state.worker.admit(context.deadline)
+    context.slot = slot = state.worker.admit(context.deadline, context.owner)
     if form is None:
         return Call(request, context, engine, slot, JSON, bytearray())
     began = time.perf_counter()

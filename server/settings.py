@@ -95,7 +95,8 @@ class Settings(BaseSettings):
     """Order of block ids when a call does not say."""
 
     queue_places: int = Field(default=64, ge=1)
-    """Requests that may wait for their answers, the running one included; the next one gets 429."""
+    """Requests that may wait for their answers, the running one included; the next one gets 429. With several
+    tokens one may take no more of the places, nor of the bytes, than it leaves to the others."""
     queue_bytes: int = Field(default=1024 * MIB, ge=1)
     """Bytes that the bodies of those requests may take together; more gets 429. Answers that wait for their
     readers may take as much again; beyond it the oldest are aborted."""

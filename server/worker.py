@@ -1,8 +1,9 @@
 """The device's thread and the admission queue before it.
 
 A request takes a slot of the queue before its body is read, which bounds what the server holds, and keeps it
-until its answer begins. Calls run one after another in the order of their arrival. A call that still waits
-when its deadline passes or its client disconnects is never run.
+until its answer begins. Calls run one after another. Their owners, who are bearer tokens, take turns; each
+owner's calls keep the order of their arrival. A call that still waits when its deadline passes or its client
+disconnects is never run.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class _Job:
     """A queued or running call. ``function`` is None once it was started or withdrawn."""
 
     function: Callable[[], Any] | None
+    owner: str
     future: asyncio.Future[Any]
     slot: QueueSlot | None
     queued: float = field(default_factory=time.perf_counter)
@@ -72,16 +74,20 @@ class Worker:
 
     Attributes:
         busy: whether a call runs.
+        shared: whether there are several owners. Then none of them may take more of the slots, nor of the
+            bytes with several bodies, than it leaves free, so that there is always some for another one.
         stopping: whether the server is shutting down.
     """
 
     def __init__(self, slots: int, max_bytes: int) -> None:
         self.slots = slots
         self.max_bytes = max_bytes
-        self.slots_taken = 0
+        self.shared = False
         self.bytes_taken = 0
         self.busy = False
-        self._jobs: deque[_Job] = deque()
+        self._admitted: set[QueueSlot] = set()
+        self._jobs: dict[str, deque[_Job]] = {}
+        """Waiting calls by owner; the first owner is served next."""
         self._changed = threading.Condition()
         self.stopping = False
         self._mean_seconds = 0.01
@@ -91,7 +97,18 @@ class Worker:
     @property
     def waiting(self) -> int:
         """Calls that wait for the device."""
-        return len(self._jobs)
+        return sum(map(len, list(self._jobs.values())))
+
+    @property
+    def slots_taken(self) -> int:
+        """Requests in the server."""
+        return len(self._admitted)
+
+    @property
+    def oldest_arrival(self) -> float:
+        """``time.monotonic()`` when the oldest request in the server arrived; now, if there is none."""
+        arrivals = (slot.deadline.began for slot in tuple(self._admitted))
+        return min(arrivals, default=time.monotonic())
 
     @property
     def running(self) -> bool:
@@ -112,17 +129,31 @@ class Worker:
             await asyncio.to_thread(self._thread.join, seconds)
         return not self._thread.is_alive()
 
-    def admit(self, deadline: Deadline) -> QueueSlot:
+    def admit(self, deadline: Deadline, owner: str = "") -> QueueSlot:
         """Takes a slot of the queue.
 
         Raises:
-            ProblemError: 429, all are taken.
+            ProblemError: 429, all are taken, or all but those that this owner must leave to others.
         """
-        if self.slots_taken >= self.slots:
+        own = sum(slot.owner == owner for slot in self._admitted)
+        free = self.slots - self.slots_taken
+        if free <= 0 or (self.shared and own >= free):
             reason = f"all {self.slots} places are taken"
+            if free > 0:
+                reason = f"{own} of {self.slots} places are this token's, {free} are left to others"
             raise self.busy_problem(reason, "queue_places", self.slots_taken, self.slots)
-        self.slots_taken += 1
-        return QueueSlot(self, deadline)
+        slot = QueueSlot(self, deadline, owner)
+        self._admitted.add(slot)
+        return slot
+
+    def leave(self, slot: QueueSlot, num_bytes: int) -> None:
+        """Takes back a slot, and what was counted of its body."""
+        self._admitted.discard(slot)
+        self.bytes_taken -= num_bytes
+
+    def bytes_of(self, owner: str) -> int:
+        """Returns the bytes of an owner's bodies."""
+        return sum(slot.num_bytes for slot in self._admitted if slot.owner == owner)
 
     def submit(self, function: Callable[[], Any], slot: QueueSlot | None = None) -> _Job:
         """Queues a call. Its future yields the result and the seconds it waited.
@@ -133,9 +164,10 @@ class Worker:
         """
         if self._loop is None:
             raise RuntimeError("the worker was not started")
-        job = _Job(function, self._loop.create_future(), slot)
+        owner = "" if slot is None else slot.owner
+        job = _Job(function, owner, self._loop.create_future(), slot)
         with self._changed:
-            self._jobs.append(job)
+            self._jobs.setdefault(owner, deque()).append(job)
             self._changed.notify()
         return job
 
@@ -145,7 +177,9 @@ class Worker:
             if job.function is None:
                 return False
             job.function = None
-            self._jobs.remove(job)
+            self._jobs[job.owner].remove(job)
+            if not self._jobs[job.owner]:
+                del self._jobs[job.owner]
             return True
 
     def busy_problem(self, reason: str, argument: str, value: int, limit: int) -> ProblemError:
@@ -169,7 +203,11 @@ class Worker:
                     if self.stopping:
                         return
                     self._changed.wait()
-                job = self._jobs.popleft()
+                owner = next(iter(self._jobs))
+                waiting = self._jobs.pop(owner)
+                job = waiting.popleft()
+                if waiting:
+                    self._jobs[owner] = waiting  # behind the others
                 function, job.function = job.function, None
                 self.busy = True
             began = time.perf_counter()
@@ -206,12 +244,17 @@ class QueueSlot:
     Args:
         worker: whose queue it is.
         deadline: until when the request's call must have begun.
+        owner: whose request it is.
+
+    Attributes:
+        num_bytes: what has arrived of its body.
     """
 
-    def __init__(self, worker: Worker, deadline: Deadline) -> None:
+    def __init__(self, worker: Worker, deadline: Deadline, owner: str) -> None:
         self.deadline = deadline
+        self.owner = owner
+        self.num_bytes = 0
         self._worker = worker
-        self._bytes = 0
         self._running = False
         self._held = True
         self._abandoned = False
@@ -225,7 +268,11 @@ class QueueSlot:
         """
         worker = self._worker
         total = worker.bytes_taken + num_bytes
-        if total > worker.max_bytes and worker.bytes_taken > self._bytes:
+        full = total > worker.max_bytes and worker.bytes_taken > self.num_bytes
+        own = worker.bytes_of(self.owner) if worker.shared else 0
+        if own > self.num_bytes and own + total > worker.max_bytes:
+            full = True  # the owner has several bodies here, and would leave less than it takes
+        if full:
             reason = f"the bodies in the server take {worker.bytes_taken} bytes of {worker.max_bytes}"
             raise worker.busy_problem(reason, "queue_bytes", total, worker.max_bytes)
 
@@ -237,7 +284,7 @@ class QueueSlot:
         """
         self.check_room(num_bytes)
         self._worker.bytes_taken += num_bytes
-        self._bytes += num_bytes
+        self.num_bytes += num_bytes
 
     async def run(self, function: Callable[[], T], receive: Receive) -> tuple[T, float]:
         """Runs a call on the device's thread.
@@ -310,8 +357,7 @@ class QueueSlot:
     def _free(self) -> None:
         if not self._held and not self._running and not self._released:
             self._released = True
-            self._worker.slots_taken -= 1
-            self._worker.bytes_taken -= self._bytes
+            self._worker.leave(self, self.num_bytes)
 
 
 def _client_gone() -> ProblemError:

@@ -535,3 +535,44 @@ def test_a_half_closed_connection_gets_its_answers(short: LiveServer, version: s
     assert version == "1.1" or b"100 Continue" not in answer
     with short.client() as client:
         until(lambda: client.get("/v1/activity").json()["places_taken"] == 0, 10)
+
+
+# ---- Several tokens ----
+
+TOKENS = ("alice-0123456789", "bob-9876543210")
+
+
+def test_one_tokens_slow_bodies_leave_places_and_sequences_to_another() -> None:
+    environment = {"NVFP4_INDEXER_TOKENS": ",".join(TOKENS)}
+    flags = ("--backend=cpu", "--num-pages=8", "--queue-places=8", "--deadline-seconds=3")
+    with (
+        LiveServer(*flags, "--sequence-ttl-seconds=1", environment=environment, forked=True) as live,
+        live.client(TOKENS[0]) as alice,
+        live.client(TOKENS[1]) as bob,
+        ExitStack() as stack,
+    ):
+        sequence = make_sequence(bob, normals(5, 128))
+        keys = b"".join(encode_keys(normals(3, 128)))
+        for token, path, body in (
+            *((TOKENS[0], "/v1/score", b"slow") for _ in range(5)),
+            (TOKENS[1], f"/v1/sequences/{sequence}/keys", keys[:-1]),
+        ):
+            slow = stack.enter_context(connect(live))
+            length = len(keys) if token == TOKENS[1] else 1000
+            slow.sendall(
+                head(
+                    f"POST {path}",
+                    f"Content-Type: {BINARY}",
+                    f"Content-Length: {length}",
+                    f"Authorization: Bearer {token}",
+                )
+                + body
+            )
+        until(lambda: bob.get("/v1/activity").json()["places_taken"] == 5, 10)
+        assert_problem(alice.post("/v1/sequences"), 429, "busy", "queue_places")
+        reply = bob.post("/v1/score", **binary(encode_case(random_case(((5, 1),)))))
+        assert reply.status_code == 200
+        time.sleep(1.7)
+        slow.sendall(keys[-1:])
+        answer = slow.recv(12)
+        assert answer == b"HTTP/1.1 200", "a call whose body was on its way kept its sequence"

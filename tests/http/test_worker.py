@@ -300,3 +300,67 @@ def test_stopping_does_not_wait_for_ever() -> None:
         await call
 
     asyncio.run(main())
+
+
+# ---- Several owners ----
+
+
+def test_owners_take_turns() -> None:
+    seen: list[str] = []
+
+    async def scenario(worker: Worker) -> None:
+        calls = []
+        async with _occupied(worker):
+            for owner in ("hog", "hog", "hog", "modest", "late", "modest"):
+                slot = worker.admit(Deadline(SOON), owner)
+                call = slot.run(lambda owner=owner: seen.append(owner), _never)  # type: ignore[misc]
+                calls.append(asyncio.ensure_future(call))
+                await asyncio.sleep(0)
+            assert worker.waiting == 6
+        await asyncio.gather(*calls)
+
+    run(scenario, slots=16)
+    assert seen == ["hog", "modest", "late", "hog", "modest", "hog"]
+
+
+def test_an_owner_leaves_as_many_places_as_it_takes() -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.shared = True
+        taken = {}
+        for owner in ("first", "second", "third"):
+            taken[owner] = 0
+            with contextlib.suppress(ProblemError):
+                while True:
+                    worker.admit(Deadline(SOON), owner)
+                    taken[owner] += 1
+        assert taken == {"first": 8, "second": 4, "third": 2}
+        with pytest.raises(ProblemError, match="left to others") as raised:
+            worker.admit(Deadline(SOON), "first")
+        assert raised.value.status == 429
+        worker.shared = False
+        worker.admit(Deadline(SOON), "first")
+
+    run(scenario, slots=16)
+
+
+def test_an_owner_leaves_as_many_bytes_as_it_takes() -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.shared = True
+        worker.admit(Deadline(SOON), "first").reserve(300)
+        with pytest.raises(ProblemError, match="300 bytes of 1000"):
+            worker.admit(Deadline(SOON), "first").reserve(401)
+        worker.admit(Deadline(SOON), "second").reserve(700)
+
+    run(scenario)
+
+
+def test_the_oldest_request_in_the_server_is_known() -> None:
+    async def scenario(worker: Worker) -> None:
+        before = time.monotonic()
+        assert worker.oldest_arrival >= before
+        slots = [worker.admit(Deadline(SOON, began)) for began in (before - 1, before - 5, before - 2)]
+        assert worker.oldest_arrival == before - 5
+        slots[1].release()
+        assert worker.oldest_arrival == before - 2
+
+    run(scenario)
