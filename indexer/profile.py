@@ -9,6 +9,7 @@ import heapq
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -96,6 +97,8 @@ _DEVICE_STAGES = ("score", "topk", "select")
 """Stages that the floor is compared with."""
 _FLUSH_BYTES = 1 << 29
 """Larger than the last-level cache of any GPU, and of a CPU that does not say how large its own is."""
+_TRACED_RUNS = 3
+"""Runs that a traced one may take as long as: every operation is recorded, and written."""
 _CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
@@ -107,7 +110,7 @@ def profile_case(
     repeats: int = 5,
     scores: bool = False,
     trace: bool = False,
-    before_run: Callable[[], None] | None = None,
+    before_run: Callable[[float], None] | None = None,
 ) -> Profile:
     """Profile a case.
 
@@ -118,21 +121,25 @@ def profile_case(
         repeats: runs that are measured, 1 or more, after one that is not.
         scores: whether the scores are kept, as a caller that wants them would.
         trace: whether to add a chrome trace of one more run.
-        before_run: called before each run that is measured or traced; what it raises ends the profile.
+        before_run: called before each run that is measured or traced, with the seconds that it may take by
+            those before it; what it raises ends the profile.
 
     Raises:
         InvalidArgumentError: as :meth:`indexer.replay.CaseScorer.score`.
     """
     device = scorer.device
     flush = flush_buffer(device) if cache == "cold" else None
-    _run(scorer, case, scores, flush)
-    runs = []
-    for _ in range(repeats):
+    runs: list[dict[str, float]] = []
+    seconds = 0.0
+    for _ in range(1 + repeats):
         if before_run is not None:
-            before_run()
+            before_run(seconds)
+        began = time.perf_counter()
         runs.append(_run(scorer, case, scores, flush))
+        seconds = time.perf_counter() - began
+    del runs[0]
     if trace and before_run is not None:
-        before_run()
+        before_run(_TRACED_RUNS * seconds)
     device_seconds = statistics.median(sum(run.get(name, 0.0) for name in _DEVICE_STAGES) for run in runs)
     work, moved = flop(case), bytes_moved(case, scores=scores)
     peaks = measured_peaks(device)

@@ -21,6 +21,8 @@ from server.problems import invalid
 
 MAX_REQUESTS = 65536
 """Most requests in a batch."""
+MAX_TRACED_REQUESTS = 2048
+"""Most requests of a case that is traced."""
 MAX_JSON_SCORES = 1 << 18
 """Most numbers of a tensor in a JSON answer."""
 MAX_FLOP_CPU, MAX_FLOP_GPU = 5e11, 1e14
@@ -105,6 +107,17 @@ def check_sequences(
     if query_lens is None:
         query_lens = [total_q] if len(lengths) == 1 else [1] * len(lengths)
     _check_flop(num_heads, lengths, query_lens, limits)
+
+
+def check_trace(case: Case) -> None:
+    """Refuses to trace a case of many requests: each is some operations, and each of those some kilobytes.
+
+    Raises:
+        ProblemError: 422.
+    """
+    if case.batch > MAX_TRACED_REQUESTS:
+        limit = f"traces a case of at most {MAX_TRACED_REQUESTS} requests, this one has {case.batch}"
+        raise invalid("trace", "true", limit, "trace some of them")
 
 
 def check_json_reply(num_values: int) -> None:

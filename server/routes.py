@@ -38,7 +38,14 @@ from kernel.page import blocks_of
 from server import openapi
 from server.engine import Engine, LiveSequence, state_of
 from server.http import RequestContext, context_of, read_body
-from server.limits import AppendOptions, ProfileOptions, ScoreOptions, check_case, check_given_once
+from server.limits import (
+    AppendOptions,
+    ProfileOptions,
+    ScoreOptions,
+    check_case,
+    check_given_once,
+    check_trace,
+)
 from server.score_map import draw
 from server.wire import (
     BuffersResponse,
@@ -405,8 +412,8 @@ def _sequence_info(sequence: LiveSequence) -> SequenceInfo:
 async def profile(request: Request, options: Annotated[ProfileOptions, Query()]) -> Response:
     """Run a case several times and show each stage's time, and the speed beside the device's own floor.
 
-    The device serves nothing else meanwhile. It ends before its next run when the deadline has passed or the
-    client is gone.
+    The device serves nothing else meanwhile. It ends before a run that would take longer than the deadline
+    leaves, or when the client is gone.
     """
     call = await admit(request, form_of_body(request))
     text = await call.run(_profile, call, options)
@@ -416,6 +423,8 @@ async def profile(request: Request, options: Annotated[ProfileOptions, Query()])
 def _profile(engine: Engine, _: str, call: Call, options: ProfileOptions) -> bytes:
     case = case_of_body(call.body, call.form)
     check_case(case, engine.limits, scores=options.scores)
+    if options.trace:
+        check_trace(case)
     profile = profile_case(
         engine.cases,
         case,

@@ -323,16 +323,20 @@ class QueueSlot:
             if not job.future.done():
                 job.future.cancel()
 
-    def check(self) -> None:
+    def check(self, seconds: float = 0.0) -> None:
         """Ends a call of several parts between two of them; called on the device's thread.
 
+        Args:
+            seconds: time that the next part may take.
+
         Raises:
-            ProblemError: 504, the deadline passed; or nobody waits for the answer any more.
+            ProblemError: 504, the deadline passed, or would within the next part; or nobody waits for the
+                answer any more.
         """
         if self._abandoned:
             raise _client_gone()
-        if not self.deadline.left():
-            raise self.deadline.problem("the deadline passed between two runs; ask for fewer")
+        if self.deadline.left() <= seconds:
+            raise self.deadline.problem("the deadline would pass in the next of several runs; ask for fewer")
 
     def finished(self) -> None:
         """Marks the call as over."""

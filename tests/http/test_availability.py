@@ -23,7 +23,10 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from indexer import IndexerConfig, IndexScorer
 from indexer.case import Case, encode_case
+from indexer.profile import profile_case
+from indexer.replay import CaseScorer
 from indexer.wire import encode_keys
 from server.app import _on_loop_error, create_app, new_state
 from server.engine import Engine
@@ -141,6 +144,30 @@ def test_a_long_answer_may_be_read_at_leisure_within_the_deadline(short: LiveSer
     fields, _, body = answer.partition(b"\r\n\r\n")
     assert f"content-length: {len(body)}".encode() in fields
     assert len(body) > 7000 * 1024
+
+
+# ---- Long calls ----
+
+
+def test_traces_of_many_requests_are_refused(short: LiveServer) -> None:
+    def profile(requests: int) -> httpx.Response:
+        case = random_case(((1, 1),) * requests, heads=1)
+        with short.client() as client:
+            path = "/v1/profile?repeats=1&trace=true&cache=warm"
+            return client.post(path, **binary(encode_case(case)))
+
+    assert_problem(profile(2049), 422, "invalid-argument", "trace")
+    assert profile(10).json()["trace"]["traceEvents"]
+
+
+def test_runs_of_a_profile_are_announced_with_their_time() -> None:
+    announced: list[float] = []
+    scorer = CaseScorer(IndexScorer(IndexerConfig(num_index_heads=1, num_pages=1, backend="cpu")))
+    case = random_case(((200, 5),), heads=1)
+    profile_case(scorer, case, cache="warm", repeats=2, trace=True, before_run=announced.append)
+    assert len(announced) == 4
+    assert announced[0] == 0
+    assert all(seconds > 0 for seconds in announced[1:])
 
 
 # ---- Bodies ----

@@ -217,7 +217,7 @@ def test_a_call_of_several_parts_ends_between_two_of_them() -> None:
 
     async def scenario(worker: Worker) -> None:
         late = worker.admit(Deadline(0.1))
-        with pytest.raises(ProblemError, match="between two runs") as raised:
+        with pytest.raises(ProblemError, match="next of several runs") as raised:
             await late.run(call(late, threading.Event()), _never)
         assert raised.value.status == 504
         left, begun = worker.admit(Deadline(SOON)), threading.Event()
@@ -362,5 +362,15 @@ def test_the_oldest_request_in_the_server_is_known() -> None:
         assert worker.oldest_arrival == before - 5
         slots[1].release()
         assert worker.oldest_arrival == before - 2
+
+    run(scenario)
+
+
+def test_a_part_that_would_pass_the_deadline_does_not_begin() -> None:
+    async def scenario(worker: Worker) -> None:
+        slot = worker.admit(Deadline(SOON))
+        slot.check(SOON / 2)
+        with pytest.raises(ProblemError, match="next of several runs"):
+            slot.check(SOON + 1)
 
     run(scenario)
