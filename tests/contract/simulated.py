@@ -71,6 +71,8 @@ NIGHTLY: dict[str, str] = {
     "test_gives_what_scores_and_topk_give": _but("score-exact-1", "block-inexact-4"),
     "test_equals_the_oracle": _but("forced2-15", "forced1-17"),
     "test_random_keys_get_the_bytes_of_the_oracle": _but("0-dtype0", "1-dtype1", "2-dtype2"),
+    # Other addresses for a plan's runs: tests/gfx950/test_hip_plans.py.
+    "test_runs_of_a_plan_take_tensors_of_any_place_and_strides": _ALL,
     # Rows of every length and k: others go through the same loops.
     "test_many_rows": _ALL,
     "test_every_k": _but("16", "20", "40"),
