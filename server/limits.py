@@ -21,7 +21,7 @@ from server.problems import invalid
 
 MAX_REQUESTS = 65536
 """Most requests in a batch."""
-MAX_TRACED_REQUESTS = 2048
+MAX_TRACED_REQUESTS = 512
 """Most requests of a case that is traced."""
 MAX_JSON_SCORES = 1 << 18
 """Most numbers of a tensor in a JSON answer."""

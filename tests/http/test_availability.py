@@ -156,7 +156,7 @@ def test_traces_of_many_requests_are_refused(short: LiveServer) -> None:
             path = "/v1/profile?repeats=1&trace=true&cache=warm"
             return client.post(path, **binary(encode_case(case)))
 
-    assert_problem(profile(2049), 422, "invalid-argument", "trace")
+    assert_problem(profile(513), 422, "invalid-argument", "trace")
     assert profile(10).json()["trace"]["traceEvents"]
 
 
