@@ -52,6 +52,7 @@ from kernel.step import DeviceLengths, Lengths, Plan, Step
 
 KEY_DTYPES = operators.FLOAT_DTYPES
 _KEPT_PLANS = 4
+"""Calls of other lengths or options whose plans are kept."""
 _QUERY_DTYPES = (*KEY_DTYPES, torch.float8_e4m3fn)
 
 _Arguments = ParamSpec("_Arguments")

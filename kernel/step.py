@@ -205,6 +205,13 @@ class Plan:
     runs: dict[tuple[object, ...], Any] = field(default_factory=dict)
     """What the backend keeps of a run for the runs of other layers."""
 
+    def key(self, pages: torch.Tensor, out: torch.Tensor) -> tuple[object, ...]:
+        """What a run that is kept depends on beside the plan: all but the addresses of its tensors and of the
+        block table. Lengths on the device are the caller's, and may have moved."""
+        lengths = self.tensors[1:3] if self.header.max_query_len else ()
+        shapes = (*pages.shape, *pages.stride(), *out.shape, *out.stride())
+        return *shapes, *[tensor.data_ptr() for tensor in lengths]
+
     def on(self, block_table: torch.Tensor) -> Plan:
         """The same plan of another block table of the same shape."""
         return Plan(self.numbers, [block_table, *self.tensors[1:]], self.runs)
@@ -251,6 +258,7 @@ class Plan:
 _ALIVE: WeakValueDictionary[int, Plan] = WeakValueDictionary()
 """Plans by the id of their numbers, which are alive as long as they are."""
 _MOST_RUNS = 64
+"""Runs that a plan keeps; beyond, all are forgotten."""
 
 
 # ---- Arrays of a plan on the device: one copy, queued, nothing waits ----

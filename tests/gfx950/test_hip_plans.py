@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -226,6 +227,21 @@ def test_later_runs_read_and_write_their_own_tensors(step: str) -> None:
             written.append((out, ids))
         for out, ids in written:
             assert_same_bits(out.contiguous(), ids)
+
+
+@pytest.mark.parametrize("step", ["decode", "prefill"])
+def test_a_kept_run_serves_other_block_tables_and_keeps_none(step: str) -> None:
+    """Calls of the same lengths share a plan, and each brings a table of its own."""
+    calls = [random_call(STEPS[step], 1, seed=seed) for seed in (32, 33)]
+    plan, engine = planned(step, calls[0]).plan, scorer()._backend
+    for call in calls:
+        table = weakref.ref(own := call.block_table.clone().contiguous())
+        out = torch.empty(1, call.total_q, TOPK, dtype=torch.int32)
+        engine.select_plan(plan.on(own), call.q, call.pages, out)
+        assert_same_bits(out, expected_ids(call))
+        del own
+        assert table() is None
+    assert len(plan.runs) == 1
 
 
 # ---- Graphs ----

@@ -214,17 +214,17 @@ class FlydslBackend(PlannedBackend):
         if len(plan.own_numbers) > _CHUNK_NUMBERS:
             add(Run(), plan, q, pages, out)
             return
-        addresses = [tensor.data_ptr() for tensor in plan.tensors[:3]]  # the caller's own
-        shapes = *pages.shape, *pages.stride(), *out.shape, *out.stride(), q.data_ptr() % OPERAND_BYTES
-        key = (add.__name__, self._device.compute_units, *shapes, *addresses)
+        given = q, pages, out, plan.tensors[0]
+        alignment = q.data_ptr() % OPERAND_BYTES
+        key = (add.__name__, self._device.compute_units, alignment, *plan.key(pages, out))
         run = plan.runs.get(key)
         if run is None:
-            run = Run(q, pages, out)
+            run = Run(*given)
             add(run, plan, q, pages, out)
             if run.finish():
                 plan.keep(key, run)
             return
-        run(q, pages, out)
+        run(*given)
 
     def _buffers(
         self, run: Run, shape: tuple[int, int, int], k: int, *, grouped: bool = True

@@ -139,11 +139,11 @@ class CompiledKernels(Generic[Key]):
 
 # ---- Runs that are made again ----
 
-_MOVING = {"q", "pages", "scores", "maxima", "num_blocks", "block_ids"}
+_MOVING = {"q", "pages", "table", "scores", "maxima", "num_blocks", "block_ids"}
 """Arguments that may be addresses in tensors that a run is given."""
-_ALWAYS = {"q", "pages", "scores", "block_ids"}
+_ALWAYS = {"q", "pages", "table", "scores", "block_ids"}
 """Those of them that are."""
-_STAYING = {"lut", "table", "table_rows", "query_starts", "query_ends", "seq_lens", "work"}
+_STAYING = {"lut", "table_rows", "query_starts", "query_ends", "seq_lens", "work"}
 """Arguments that are addresses in a plan's tensors and the backend's own."""
 
 

@@ -249,10 +249,7 @@ class TritonBackend(PlannedBackend):
         """Run the launches that ``add`` makes at the first run of a plan on such tensors."""
         given = q.view(torch.uint8), pages, out, plan.tensors[0]
         alignments = [tensor.data_ptr() % ALIGNMENT for tensor in given]
-        shapes = (*pages.shape, *pages.stride(), *out.shape, *out.stride())
-        key = (add.__name__, self.precision, *shapes, *alignments)
-        if plan.header.max_query_len:  # the caller's lengths may have moved
-            key += (plan.tensors[1].data_ptr(), plan.tensors[2].data_ptr())
+        key = (add.__name__, self.precision, *alignments, *plan.key(pages, out))
         with current_device(self.device):
             launches = plan.runs.get(key)
             if launches is None:
