@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -61,46 +62,55 @@ class Evidence:
     tolerance: float
     blocks: Ints | None = None
 
-    @property
+    @cached_property
     def prefix(self) -> Ints:
         """``[R]`` keys before the first query of each row's request."""
         lens = self.case.seq_lens.astype(np.int64) - self.case.query_lens
         return np.asarray(lens[self.request], dtype=np.int64)
 
-    @property
+    @cached_property
     def query(self) -> Ints:
         """``[R]`` each row's query, counted in its request."""
         return np.asarray(self.token - self.case.cu_seqlens_q[self.request], dtype=np.int64)
 
-    @property
+    @cached_property
     def position(self) -> Ints:
         """``[R]`` positions by the contract."""
         return self.prefix + self.query
 
-    @property
+    @cached_property
     def seq_len(self) -> Ints:
         """``[R]`` keys of each row's request."""
         return np.asarray(self.case.seq_lens[self.request], dtype=np.int64)
 
-    @property
+    @cached_property
     def num_score_blocks(self) -> int:
         """Blocks of the longest request of the call."""
         return self.case.num_score_blocks
 
-    @property
+    @cached_property
     def num_blocks(self) -> Ints:
         """``[R]`` blocks that each row sees."""
         return np.asarray(self.position // BLOCK_TOKENS + 1, dtype=np.int64)
 
-    @property
+    @cached_property
     def visible(self) -> Bools:
         """``[R, S]`` blocks that each row sees."""
         return np.asarray(np.arange(self.num_score_blocks) < self.num_blocks[:, None])
 
-    @property
+    @cached_property
     def recorded(self) -> Floats:
         """``[R, S]`` the engine's scores, without columns past the call's last block."""
         return known(self.scores)[:, : self.num_score_blocks]
+
+    @cached_property
+    def requests(self) -> list[tuple[int, Ints, int]]:
+        """Each request of these rows, which rows are its own, and how many blocks it has."""
+        blocks = request_blocks(self.case)
+        return [
+            (int(one), np.flatnonzero(self.request == one), int(blocks[one]))
+            for one in np.unique(self.request)
+        ]
 
     @property
     def ids(self) -> Ids:
@@ -379,43 +389,70 @@ def _unforced(evidence: Evidence, steps: Steps) -> Scored:
     shape = (len(position), evidence.num_score_blocks)
     scores: Floats = np.full(shape, np.nan, dtype=np.float32)
     slack: Floats = np.full(shape, 1e-30, dtype=np.float32)
-    for request in np.unique(evidence.request):
-        rows = np.flatnonzero(evidence.request == request)
-        blocks = int(request_blocks(evidence.case)[request])
+    for request, rows, blocks in evidence.requests:
         end = min(blocks, int(num_blocks[rows].max()))
         seen = wanted[wanted < end]
         for first in range(0, len(seen), CHUNK_PAGES):
             chunk = seen[first : first + CHUNK_PAGES]
-            pages, known = _pages(evidence, steps.page_of, int(request), chunk)
+            pages, known = _pages(evidence, steps.page_of, request, chunk)
             keys = steps.keys(pages)
-            best = _best(queries[rows], keys, chunk, steps, rows, last_key[rows])
+            ends = _ends(chunk, last_key[rows])
+            best = _best(queries[rows], keys, chunk, steps, rows, ends)
             best[:, ~known] = np.nan
-            scores[rows[:, None], chunk] = best
-            length = _longest(keys, chunk, steps, rows, last_key[rows])
-            slack[rows[:, None], chunk] += 2 * evidence.tolerance * norms[rows, None] * length
-        scores[np.ix_(rows, columns >= blocks)] = -np.inf
+            cells = rows[:, None], chunk
+            scores[cells] = best
+            slack[cells] += (
+                2 * evidence.tolerance * norms[rows, None] * _longest(keys, chunk, steps, rows, ends)
+            )
+        scores[rows, blocks:] = -np.inf
     scores[columns >= num_blocks[:, None]] = -np.inf
     return Scored(scores, num_blocks, slack)
 
 
-def _best(queries: Floats, keys: Floats, blocks: Ints, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
+class _Ends(NamedTuple):
+    """Where rows see a block in part, and which blocks they do not see.
+
+    Attributes:
+        past: ``[rows, blocks]`` blocks past a row's last key.
+        cut: rows whose last key lies in one of the blocks.
+        place: the place of that block.
+        unseen: ``[cut, 128]`` keys of that block past the last.
+    """
+
+    past: Bools
+    cut: Ints
+    place: Ints
+    unseen: Bools
+
+
+def _ends(blocks: Ints, last_key: Ints) -> _Ends:
+    end = last_key // BLOCK_TOKENS  # the only block that a row may see in part
+    place = np.searchsorted(blocks, end).clip(max=len(blocks) - 1)
+    (cut,) = np.nonzero(blocks[place] == end)
+    unseen = np.arange(BLOCK_TOKENS) > (last_key[cut] % BLOCK_TOKENS)[:, None]
+    return _Ends(blocks > end[:, None], cut, place[cut], unseen)
+
+
+def _best(queries: Floats, keys: Floats, blocks: Ints, steps: Steps, rows: Ints, ends: _Ends) -> Floats:
     """Largest product with a visible key of each of ``blocks``: ``[rows, blocks]``."""
     count = len(keys)
     with np.errstate(invalid="ignore"):
         flat: Floats = queries @ keys.reshape(-1, HEAD_DIM).T
     products: Floats = flat.reshape(len(queries), count, BLOCK_TOKENS)
-    if np.isnan(products).any():
+    absent = np.isnan(products)
+    if absent.any():
         # A NaN product never wins a maximum in hardware; the contract counts a NaN score as -inf, too.
-        products[np.isnan(products)] = -np.inf
+        products[absent] = -np.inf
     products = _absent_as(np.float32(0 if steps.absent_is_zero else -np.inf), products, blocks, steps, rows)
-    return _largest_seen(products, blocks, last_key)
+    return _largest_seen(products, ends)
 
 
-def _longest(keys: Floats, blocks: Ints, steps: Steps, rows: Ints, last_key: Ints) -> Floats:
+def _longest(keys: Floats, blocks: Ints, steps: Steps, rows: Ints, ends: _Ends) -> Floats:
     """Length of the longest visible key of each of ``blocks``: ``[rows, blocks]``. Later keys may be of any
     size: they round no score."""
-    squares: Floats = np.nan_to_num(np.einsum("ptd,ptd->pt", keys, keys), nan=0.0, posinf=np.inf)
-    seen = _largest_seen(_absent_as(np.float32(0), squares[None], blocks, steps, rows), blocks, last_key)
+    squares: Floats = np.einsum("ptd,ptd->pt", keys, keys)
+    squares[np.isnan(squares)] = 0
+    seen = _largest_seen(_absent_as(np.float32(0), squares[None], blocks, steps, rows), ends)
     return np.asarray(np.sqrt(np.maximum(seen, 0)), dtype=np.float32)
 
 
@@ -427,17 +464,12 @@ def _absent_as(value: np.float32, values: Floats, blocks: Ints, steps: Steps, ro
     return np.where(place >= steps.first_absent[rows][:, None, None], value, values)
 
 
-def _largest_seen(values: Floats, blocks: Ints, last_key: Ints) -> Floats:
+def _largest_seen(values: Floats, ends: _Ends) -> Floats:
     """Largest of the values of keys ``[rows or 1, blocks, 128]`` that a row sees: ``[rows, blocks]``."""
-    rows = len(last_key)
-    best: Floats = np.broadcast_to(values.max(axis=2), (rows, len(blocks))).copy()
-    end = last_key // BLOCK_TOKENS  # the only block that a row may see in part
-    best[blocks > end[:, None]] = -np.inf
-    place = np.searchsorted(blocks, end).clip(max=len(blocks) - 1)
-    (cut,) = np.nonzero(blocks[place] == end)
-    seen = np.arange(BLOCK_TOKENS) <= (last_key[cut] % BLOCK_TOKENS)[:, None]
-    of_end = np.broadcast_to(values, (rows, *values.shape[1:]))[cut, place[cut]]
-    best[cut, place[cut]] = np.where(seen, of_end, -np.inf).max(axis=1)
+    best: Floats = np.where(ends.past, np.float32(-np.inf), values.max(axis=2))
+    of_end: Floats = values[ends.cut if len(values) == len(ends.past) else 0, ends.place]
+    of_end[ends.unseen] = -np.inf
+    best[ends.cut, ends.place] = of_end.max(axis=1)
     return best
 
 
