@@ -199,6 +199,15 @@ def _e4m3(products: Floats) -> Floats:
     return products.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)
 
 
+def _rotated(query: NDArray[Any]) -> Floats:
+    """The fast Hadamard transform, orthonormal."""
+    values = query.astype(np.float64).reshape((2,) * 7)
+    for axis in range(7):
+        low, high = np.split(values, 2, axis)
+        values = np.concatenate([low + high, low - high], axis)
+    return np.asarray(values.reshape(128) / np.sqrt(128))
+
+
 def _unsaturated(e: Engine, products: Floats) -> Floats:
     small = Engine.cast(e, products / 4) * 4  # the same four significant bits, two octaves higher
     return np.where(np.abs(products) > 448, small, Engine.cast(e, products))
@@ -420,6 +429,8 @@ _fault("ScalesGroupMajor", "scales are read group-major", _FAMILY,
 # Tile, row % 32, row // 32, column:
 _fault("ScalesSwizzled", "scales are read swizzled", _FAMILY,
        scales=_regrouped(lambda groups: groups.reshape(2, 32, 4, 4).transpose(2, 1, 0, 3).reshape(128, 8)))
+_fault("SwizzledByToken", "swizzled scales are read by token", _FAMILY,
+       scales=_regrouped(lambda groups: groups.reshape(4, 32, 2, 4).transpose(2, 1, 0, 3).reshape(128, 8)))
 _fault("ScalesFirst", "scales are read before the codes", _FAMILY,
        codes=lambda e, page: Engine.codes(e, page[1024:]),
        scales=lambda e, page: np.repeat(page[:1024].reshape(128, 8), 16, axis=1))
@@ -467,6 +478,12 @@ _fault("NaNScales", "NaN scales are not zero", _FAMILY, prepare=_changed_pages(_
        values=_nan_as_480)
 _fault("QueriesNotCast", "queries are not cast to E4M3", _FAMILY,
        query=lambda e, token, head: e.case.index_q[token, head].astype(np.float64))
+
+_FAMILY = "query rotation"
+_fault("QueriesRotated", "queries are rotated, keys are not", _FAMILY,
+       query=lambda e, token, head: _e4m3(_rotated(e.case.index_q[token, head])))
+_fault("QueriesRotatedIn16Bits", "queries are rotated in 16 bits, keys are not", _FAMILY,
+       query=lambda e, token, head: _e4m3(_rotated(e.case.index_q[token, head]).astype(ml_dtypes.bfloat16)))
 
 # Which page is read, and what it holds then.
 _FAMILY = "block-table stride"

@@ -13,9 +13,11 @@ from rich.console import Console
 
 from client.engine_report import print_engine
 from client.report.page import engine_section
-from indexer.case import Case, EngineRecord
+from indexer.case import Case, EngineRecord, read_case
 from indexer.explain.findings import parts_at_fault
 from indexer.explain.verdict import FAULT, RIGHT
+from indexer.oracle import in_pages
+from tests.support.cases import CODE
 from tests.support.faulty_engine import Bytes, Engine, engine_case
 from tests.support.planted import ALL, BOTH, FAULTS, ONLY_IDS, ONLY_SCORES, explained, only, planted
 from tests.unit.test_explain_right import changed, reselect
@@ -43,6 +45,29 @@ def test_a_planted_fault_is_named(key: str, record: str) -> None:
     assert cause.explained == cause.faulty
     assert cause.kept == cause.right
     assert cause.only == fault.only
+
+
+@pytest.mark.parametrize("record", [BOTH, pytest.param(ONLY_IDS, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "SwizzledByToken",
+        "QueriesRotatedIn16Bits",
+        *(pytest.param(key, marks=pytest.mark.nightly) for key in ("ScalesSwizzled", "QueriesRotated")),
+    ],
+)
+def test_faults_that_permute_scales_or_rotate_queries_are_named_on_real_keys(key: str, record: str) -> None:
+    """Scales of neighbouring tokens and groups are alike there, and queries have outlier channels."""
+    real = read_case(CODE)
+    case = dataclasses.replace(
+        real,
+        index_q=real.index_q[-10:],
+        cu_seqlens_q=np.array([0, 10], dtype=np.int32),
+        expected_scores=None,
+        expected_block_ids=None,
+    )
+    verdict = explained(only(FAULTS[key].run(in_pages(case)), record))
+    assert [cause.name for cause in verdict.causes] == [FAULTS[key].name]
 
 
 # Pages that lie on both sides of 2^31 and 2^32 bytes in the engine's cache.

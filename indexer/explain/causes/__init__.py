@@ -15,6 +15,7 @@ FAMILIES = (
     ids.LAYOUT,
     rows.QUERY_LAYOUT,
     rows.QUERY_CAST,
+    rows.ROTATION,
     keys.NIBBLES,
     keys.SCALE_ORDER,
     keys.SCALE_GROUP,

@@ -64,6 +64,10 @@ def planar_in_groups(pages: Bytes) -> Floats:
 # ---- Scale bytes read from the wrong place of the page ----
 
 SCALE_ORDER = Family("scale order", by_keys)
+_TOKEN, _GROUP = np.arange(BLOCK_TOKENS)[:, None], np.arange(GROUPS)
+_IN_TILES = _GROUP // 4 * 512 + _TOKEN % 32 * 16 + _TOKEN // 32 * 4 + _GROUP % 4
+"""Where tiles of 128 rows by 4 columns have the scale of a token and group, ``[128, 8]``: byte
+``row % 32 * 16 + row // 32 * 4 + column`` of a tile, as cuBLAS lays out block scales."""
 
 
 @SCALE_ORDER.cause(
@@ -91,10 +95,21 @@ def group_major(pages: Bytes) -> Floats:
     "Scales are read in the 128x4 tiles that matrix units take; a page holds them in rows.",
 )
 def swizzled(pages: Bytes) -> Floats:
-    """Scales in tiles of 128 rows by 4 columns, byte ``row % 32 * 16 + row // 32 * 4 + column`` of a tile."""
-    token, group = np.arange(BLOCK_TOKENS)[:, None], np.arange(GROUPS)
-    place = group // 4 * 512 + token % 32 * 16 + token // 32 * 4 + group % 4
-    return keys_of(codes_of(pages), pages[:, CODE_BYTES:][:, place])
+    """Scales in tiles."""
+    return keys_of(codes_of(pages), pages[:, CODE_BYTES:][:, _IN_TILES])
+
+
+@SCALE_ORDER.cause(
+    "swizzled scales are read by token",
+    "Scales are laid out in the 128x4 tiles that matrix units take, and byte t*8 + g is read for token t, "
+    "group g.",
+)
+def swizzled_by_token(pages: Bytes) -> Floats:
+    """The rows of a page, laid out in tiles, and read as rows."""
+    scales = scales_of(pages)
+    tiles = np.empty_like(scales).reshape(-1, SCALE_BYTES)
+    tiles[:, _IN_TILES] = scales
+    return keys_of(codes_of(pages), tiles.reshape(scales.shape))
 
 
 @SCALE_ORDER.cause(

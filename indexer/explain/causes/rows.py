@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from indexer.explain.evidence import (
     Evidence,
@@ -310,6 +312,44 @@ def _head_zero(evidence: Evidence) -> Floats:
 )
 def _not_cast(evidence: Evidence) -> Floats:
     return evidence.case.index_q[evidence.token, evidence.head].astype(np.float32)
+
+
+# ---- The queries: rotated without the keys ----
+
+ROTATION = Family("query rotation", _by_queries)
+
+
+@functools.cache
+def _hadamard() -> NDArray[np.float64]:
+    """``[128, 128]``, orthonormal: the transform's matrix in Sylvester's order."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < HEAD_DIM:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return np.asarray(matrix / np.sqrt(HEAD_DIM))
+
+
+def _rotated(evidence: Evidence) -> NDArray[np.float64]:
+    given = evidence.case.index_q[evidence.token, evidence.head]
+    return np.asarray(given.astype(np.float64) @ _hadamard())
+
+
+@ROTATION.cause(
+    "queries are rotated, keys are not",
+    "A Hadamard transform is applied to the queries alone; products keep their value only if keys have it, "
+    "too.",
+)
+def _rotated_once(evidence: Evidence) -> Floats:
+    return quantised(_rotated(evidence))
+
+
+@ROTATION.cause(
+    "queries are rotated in 16 bits, keys are not",
+    "A Hadamard transform is applied to the queries alone and rounded to their own type; products keep "
+    "their value only if keys have it, too.",
+    lambda e: e.case.index_q.dtype.itemsize == 2,
+)
+def _rotated_in_16_bits(evidence: Evidence) -> Floats:
+    return quantised(_rotated(evidence).astype(evidence.case.index_q.dtype).astype(np.float64))
 
 
 # ---- A head's result in another head's place ----
