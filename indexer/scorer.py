@@ -103,6 +103,7 @@ class IndexScorer:
         self._backend = registry.create(config.backend, config.device, config.precision, config.scale_choice)
         self._cache = PagedKeyCache(config.num_pages, self._backend)
         self._spec = operators.spec(self._backend.name, config.precision, config.scale_choice)
+        operators.backend_of(self._spec, self._backend.device)  # made now: that waits for the device
         self._lut = build_lut(self.device)
         self._lock = threading.RLock()
         self._plans: dict[tuple[object, ...], Plan] = {}
@@ -237,7 +238,7 @@ class IndexScorer:
         """
         with self._lock:
             if out is None:
-                return self._cache.block_tables(_listed(sequences))
+                return self._cache.block_tables(_listed(sequences)).clone()
             check_tensor("out", out, dtypes=(torch.int32,), shape=(None, None), device=self.device)
             blocks = max((blocks_of(self.sequence_length(seq)) for seq in _listed(sequences)), default=0)
             if out.shape[0] < len(sequences) or out.shape[1] < blocks:

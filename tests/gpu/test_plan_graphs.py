@@ -141,6 +141,61 @@ def test_layers_in_one_graph(gpu_backend: TritonBackend) -> None:
         assert_same_bits(found[number][:, : call.total_q].contiguous(), expected)
 
 
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_kernels_launched_early_see_what_was_written_just_before(
+    gpu_backend: TritonBackend, graph: bool
+) -> None:
+    """Insert and decode are launched while the kernel before still runs. Here kernels before them write keys,
+    slots, queries, lengths and the table, and zero them right after."""
+    device, requests, blocks, steps = gpu_backend.device, 8, 24, 12
+    generator = torch.Generator(device).manual_seed(91)
+    keys = torch.randn(steps, requests, 128, device=device, generator=generator).bfloat16()
+    queries = torch.randn(steps, requests, 2, 128, device=device, generator=generator)
+    queries = queries.to(torch.float8_e4m3fn).view(torch.uint8)
+    tables = torch.stack([torch.randperm(requests * blocks, device=device) for _ in range(steps)])
+    tables = tables.int().view(steps, requests, blocks)
+    lens = torch.randint(blocks // 2 * 128, blocks * 128, (steps, requests), device=device).int()
+    rows = torch.arange(requests, device=device)
+    slots = tables[:, rows, 3].long() * 128 + 77
+    old = torch.randn(requests * blocks * 128, 128, device=device, generator=generator).bfloat16()
+    scorer = scorer_of(gpu_backend, 2)
+
+    def run_all(wait: bool) -> list[torch.Tensor]:
+        pages = torch.zeros(requests * blocks, 9216, dtype=torch.uint8, device=device)
+        scorer.insert(old, pages, torch.arange(old.shape[0], device=device))
+        now = [torch.zeros_like(each[0]) for each in (keys, queries, tables, lens, slots)]
+        slow = torch.empty(1 << 26, dtype=torch.uint8, device=device)
+        offsets = torch.arange(requests + 1, dtype=torch.int32, device=device)
+        plan = scorer.plan(
+            now[2], cu_seqlens_q=offsets, seq_lens=now[3], max_query_len=1, max_seq_len=blocks * 128
+        )
+
+        def step(number: int) -> torch.Tensor:
+            slow.fill_(number)
+            torch._foreach_copy_(now, [each[number] for each in (keys, queries, tables, lens, slots)])
+            for call in (
+                lambda: scorer.insert(now[0], pages, now[4]),
+                lambda: plan.select(now[1].view(torch.float8_e4m3fn), pages),
+            ):
+                if wait:
+                    torch.cuda.synchronize(device)
+                found = call()
+            for each in now:
+                each.zero_()
+            assert found is not None
+            return found
+
+        runs = [partial(step, number) for number in range(steps)]
+        if not graph or wait:
+            return [run().cpu() for run in runs] if wait else [each.cpu() for each in [run() for run in runs]]
+        captured = Captured(*runs)
+        scorer.insert(old, pages, torch.arange(old.shape[0], device=device))
+        return captured.replay()
+
+    for found, expected in zip(run_all(False), run_all(True)):
+        assert_same_bits(found, expected)
+
+
 def test_illegal_ids_and_lengths_stay_inside(gpu_backend: TritonBackend) -> None:
     """A replay cannot refuse: page ids outside the cache, lengths past the table and offsets that are no
     prefix sums read and write nothing out of bounds."""

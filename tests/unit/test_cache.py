@@ -377,6 +377,38 @@ def test_block_tables_follow_every_change() -> None:
         scorer.block_tables([three, two], out=out[:1])
 
 
+def test_kept_block_tables_are_never_stale_nor_the_callers() -> None:
+    """The tables of the last call are kept: a change of any of its sequences, or of their order, shows."""
+    scorer = new_scorer(12)
+    one, two = filled(scorer, 128), filled(scorer, 128)
+    queries = torch.randn(2, 4, 128, generator=torch.Generator().manual_seed(5))
+
+    def check(*sequences: int) -> None:
+        expected = [scorer.block_table(seq).tolist() for seq in sequences]
+        for _ in range(2):  # the second is of the kept tables
+            tables = scorer.block_tables(list(sequences))
+            assert [[i for i in row if i >= 0] for row in tables.tolist()] == expected
+            tables.fill_(11)
+        result = scorer.score(queries, list(sequences), local_blocks=0)
+        assert result.scores is not None
+        for row, seq in enumerate(sequences):
+            alone = scorer.score(queries[row : row + 1], [seq], local_blocks=0).scores
+            assert alone is not None
+            assert torch.equal(result.scores[:, row, : alone.shape[2]], alone[:, 0])
+        scorer.block_tables(list(sequences))
+
+    check(one, two)
+    check(two, one)
+    scorer.append_keys(two, keys(1))  # a block more
+    check(two, one)
+    scorer.truncate_sequence(two, 128)
+    scorer.append_keys(one, keys(1))  # that block is now the other's
+    check(two, one)
+    scorer.free_sequence(two)
+    two = filled(scorer, 257)  # on the row of the freed one
+    check(two, one)
+
+
 def interrupted_at(line: int, operation: Callable[[], object]) -> bool:
     """Run an operation and interrupt it before the given line that it reaches in our packages."""
     reached = 0

@@ -240,6 +240,7 @@ def score_requests(
             *outputs,
             **options,
             maxnreg=decode.registers if options["N"] <= _FEW_ROWS else None,
+            launch_pdl=True,
         )
     else:
         cache = (q, pages, pages.stride(0), pages.shape[0])

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernel.backends.triton.e4m3 import DIMS, SCALES_START, TOKEN_BYTES, TOKENS
 from kernel.batch import INIT_SCORE, LOCAL_SCORE
@@ -269,6 +269,8 @@ def decode_kernel(
     WARPS: gl.constexpr = gl.BlockedLayout([4, 1], [16, 2], [1, 4], [0, 1])
     ROWS: gl.constexpr = gl.SliceLayout(0, FLUSH)
 
+    # Launched while the kernel before still runs, which may write keys, queries, lengths or tables.
+    gdc_wait()
     gdc_launch_dependents()  # the selection's programs may start as soon as there is room
     # The blocks of all requests form one line; this program takes an equal share of it.
     request = gl.arange(0, BATCH, layout=LINE)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
 from kernel.backends.triton.e4m3 import SCALES_START, TOKEN_BYTES, TOKEN_SCALES, TOKENS
 from kernel.backends.triton.launch import launch
@@ -105,6 +106,9 @@ def insert_kernel(
     group = gl.program_id(0).to(gl.int64) * GROUPS + gl.arange(0, GROUPS, layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, 16, layout=gl.SliceLayout(0, LAYOUT))
     present = group < num_keys * 8
+    # Launched while the kernel before still runs, which may write the keys or read the pages. What comes next
+    # is not launched early: decode programs that wait for this kernel would take the room of a selection.
+    gdc_wait()
     slot = gl.load(slots_ptr + group // 8, mask=present, other=-1)
     keys = gl.load(keys_ptr + (group * 16)[:, None] + dim[None, :], mask=present[:, None], other=0.0)
     octets = gl.inline_asm_elementwise(_ASM, _CONSTRAINTS, [keys], gl.uint8, is_pure=True, pack=16)
@@ -138,4 +142,5 @@ def insert_bfloat16(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor
         KEYS=_KEYS,
         WARPS=_WARPS,
         num_warps=_WARPS,
+        launch_pdl=True,
     )
