@@ -189,11 +189,11 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         DecodeLaunch("spread", _call([(300, 1), (700, 2), (1, 1)], heads, 36), 7, 1, maxima=True),
         DecodeLaunch("unfilled", _call([(300, 1), (700, 1)], heads, 37), 20, 1, maxima=True, fill=False),
         DecodeLaunch("many requests", _call(_padded(66, 22), heads, 38), 3),
-        DecodeLaunch("padding", _call(_padded(400, 66), heads, 39), 4, maxima=True),
+        DecodeLaunch("padding", _call(_padded(520, 64), heads, 39), 4, maxima=True),
         DecodeLaunch("padding inside shares", _call(_padded(400, 66), heads, 41), 4),
         # The first block that is needed and the last one in each place where a page is requested.
         *(
-            DecodeLaunch(f"slot {slot}", _call([(512 * (slot + 1) - 3, 1)], heads, 50 + slot, (slot, 1)), 33)
+            DecodeLaunch(f"slot {slot}", _call([(512 * (slot + 1) - 3, 3)], heads, 50 + slot, (slot, 1)), 33)
             for slot in range(8)
         ),
         *(
@@ -214,6 +214,9 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         DecodeLaunch("bounded", _call([(300, 1), (129, 1), (700, 1)], heads, 44), 8, bounded=True),
         _hostile(heads, maxima=False),
         _hostile(heads, maxima=True),
+        # Rows that end in a trip's next to last block and in its last one, and a wave's quarter of a group
+        # that begins where the request's blocks end.
+        DecodeLaunch("ends of trips", _call([(15 * 128 + 2, 4), (500, 1)], heads, 46), 17, maxima=True),
     ]
     return tuple(launch.under(SCHEDULES[at % len(SCHEDULES)]) for at, launch in enumerate(found))
 
@@ -352,7 +355,20 @@ REVIEWED = (
     Equivalent(
         "the request past the batch lies behind every share",
         r"buffer_load_dword v, v, s, 0 offen; compare flipped: v_cmp_gt_u32_e32 vcc, s, v -> .*; "
-        r"s_waitcnt vmcnt\(0\)",
+        r"s_waitcnt vmcnt\(2\)",
+        differs=True,
+    ),
+    Equivalent(
+        "requests past the batch lie behind every share, whatever their length",
+        r"v_sub_u32_e32 v, v, v; s_waitcnt vmcnt\(0\); v_max_i32_e32 v, 0, v; "
+        r"constant shifted: v_cndmask_b32_e32 v, 0, v, vcc -> v_cndmask_b32_e32 v, 1, v, vcc; "
+        r"v_min_i32_e32 v, s, v; v_min_i32_e32 v, s, v; v_add_u32_e32 v, v, v",
+    ),
+    Equivalent(
+        "a part that begins where its request's blocks end is a wave's quarter of a spread group, and the "
+        "last block does not lie in that quarter",
+        r"s_or_b64 exec, exec, s; compare flipped: s_cmp_gt_u32 s, s -> s_cmp_ge_u32 s, s; "
+        r"s_cselect_b64 s, -1, 0; s_cmp_ge_i32 s, s; s_cselect_b64 s, -1, 0",
         differs=True,
     ),
     Equivalent(
@@ -360,11 +376,6 @@ REVIEWED = (
         "is for loads that LLVM merges, and these are not",
         r"operation changed: s_add_i32 s, s, -1 -> s_sub_i32 s, s, -1; s_waitcnt vmcnt\(0\); "
         r"v_min_u32_e32 v, s, v; v_lshlrev_b32_e32 v, 2, v",
-    ),
-    Equivalent(
-        "a request without keys has no blocks, whether that is told from its length or from its blocks",
-        r"s_min_i32 s, s, s; compare flipped: s_cmp_gt_i32 s, 0 -> s_cmp_ge_i32 s, 0; s_cselect_b32 s, s, 0|"
-        r"s_waitcnt lgkmcnt\(0\); compare flipped: s_cmp_gt_i32 s, 0 -> s_cmp_ge_i32 s, 0; s_cselect_b64",
     ),
     Equivalent(
         "the 64th request is then read from memory instead of LDS: the same numbers",
@@ -375,6 +386,8 @@ REVIEWED = (
         "what sees four blocks whole and without sentinels gets the same scores with their selections",
         r"v_max3_f32 v, v, v, v; .*compare flipped: s_cmp_(lt|gt)_i32 s, s -> s_cmp_(le|ge)_i32 s, s; "
         r"s_(cselect_b64 s, -1, 0|mov_b32 s, s); s_(cmp_gt_i32|mov_b32|cselect_b64) s, |"
+        r"s_mov_b32 s, s; s_cselect_b64 s, -1, 0; compare flipped: s_cmp_gt_i32 s, s -> s_cmp_ge_i32 s, s; "
+        r"s_cselect_b64 s, -1, 0; v_permlane32_swap_b32_e32 v, v; v_permlane32_swap|"
         r"compare flipped: s_cmp_gt_i32 s, s -> s_cmp_ge_i32 s, s; "
         r"(s_cselect_b64 s, -1, 0; s_cmp_gt_i32 s, s; )?v_mov_b32_e32 v, 0xff800000",
     ),
@@ -387,7 +400,7 @@ REVIEWED = (
         "where nothing is left to fill the loop's one trip finds no lane with a cell",
         r"s_add_i32 s, s, 64; compare flipped: s_cmp_lt_[iu]32 s, s -> s_cmp_le|"
         r"s_waitcnt lgkmcnt\(0\); compare flipped: s_cmp_lt_i32 s, s -> s_cmp_le_i32 s, s; "
-        r"s_cselect_b64 s, -1, 0; s_and_b64 s, s, s; s_and_b64 s, s, (s|exec)|"
+        r"s_cselect_b64 s, -1, 0; s_and_b64 s, s, exec; s_cselect_b32 s, s, 0|"
         r"s_cselect_b32 s, s, s; compare flipped: s_cmp_lt_u32 s, s -> s_cmp_le_u32 s, s; s_mov_b32 s, 0",
     ),
     Equivalent(
@@ -405,8 +418,8 @@ REVIEWED = (
     Equivalent(
         "an end of the plain blocks that is too low: those behind it get the same scores with their "
         "selections",
-        r"constant shifted: s_ashr_i32 s, s, 7 -> s_ashr_i32 s, s, 8; s_sub_i32 s, s, s; "
-        r"v_mov_b32_e32 v, v; s_add",
+        r"s_lshr_b32 s, s, 7; s_sub_i32 s, s, s; operation changed: s_add_i32 s, s, 1 -> s_sub_i32 s, s, 1; "
+        r"s_mov_b64 s, s; s_min_i32 s, s, s",
     ),
     Equivalent(
         "the pair is exec where this is reached, and all 64 lanes are active",
@@ -418,8 +431,12 @@ REVIEWED = (
     ),
     Equivalent(
         "the first thread of a wave is a multiple of 64",
-        r"compare flipped: s_cmpk_gt_u32 s, 0x7f -> s_cmpk_ge_u32 s, 0x7f; s_barrier",
+        r"compare flipped: s_cmpk_gt_u32 s, 0x7f -> s_cmpk_ge_u32 s, 0x7f; s_waitcnt lgkmcnt\(0\); s_barrier",
         differs=False,
+    ),
+    Equivalent(
+        "a descriptor's selection of components is for typed accesses, and the kernel has none",
+        r"constant shifted: s_mov_b32 s, 0x27000 -> s_mov_b32 s, 0x27001",
     ),
 )
 

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kernel.gfx950 import HazardError, Instruction, Kernel, UndefinedReadError, check_hazards
+from kernel.gfx950 import (
+    HazardError,
+    Instruction,
+    InterpreterError,
+    Kernel,
+    UndefinedReadError,
+    check_hazards,
+)
 from kernel.gfx950.hazards import Register, register_use, successors
 from kernel.gfx950.isa import row_of
 from kernel.gfx950.isa.form import Step, Stop
@@ -488,7 +495,7 @@ def has_no_use(kernel: Kernel, mutant: Mutant, launches: Sequence[Launch]) -> bo
     try:
         for launch in launches:
             launch.run(changed)
-    except UndefinedReadError:
+    except InterpreterError:  # a read of the undefined result, or what came of it, an address for one
         return False
     return True
 

@@ -54,11 +54,11 @@ WAVE_INSTRUCTIONS = 60_000
 
 
 def register_operands(memory: Memory, arrays: Mapping[str, npt.NDArray[np.generic]]) -> dict[str, int]:
-    """Device addresses of arrays that are read, each across a multiple of 4 GiB: carries into the upper half
-    matter."""
+    """Device addresses of arrays that are read, each across a multiple of 4 GiB and with bit 47 set:
+    carries into the upper half matter, and every bit of it."""
     at = {}
     for place, (name, array) in enumerate(arrays.items()):
-        address = (place + 1 << 40) - array.nbytes // 2 // 16 * 16
+        address = (0x81 + place << 40) - array.nbytes // 2 // 16 * 16
         at[name] = memory.register_array(array, name, writable=False, address=address).address
     return at
 

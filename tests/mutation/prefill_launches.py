@@ -397,4 +397,15 @@ REVIEWED = (
         r"s_and_b64 s, s, s; s_and_saveexec_b64 s, s",
         differs=False,
     ),
+    Equivalent(
+        "a first M-tile past the block would mean that the wave's first query sees the block whole",
+        r"s_sub_i32 s, 0, s; constant shifted: s_cmp_gt_u32 s, 7 -> s_cmp_gt_u32 s, 8; s_cbranch_scc1 \S+; "
+        r"s_min_u32 s, s, 6",
+        differs=False,
+    ),
+    Equivalent(
+        "no mask reaches its lower clamp: that takes a token 102 positions after the query, and there are 31",
+        r"v_mov_b32_e32 v, 0xff800000; constant shifted: s_mov_b32 s, 0xcd000000 -> s_mov_b32 s, 0xcd000001; "
+        r"v_mov_b32_e32 v, 0x7149f2ca",
+    ),
 )

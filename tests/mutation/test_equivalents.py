@@ -14,6 +14,7 @@ from kernel.gfx950 import (
     InterpreterError,
     Kernel,
     Memory,
+    OutOfBoundsError,
     Program,
     RunReport,
     Schedule,
@@ -203,6 +204,20 @@ class _OneWave:
 
     def under(self, schedule: Schedule) -> Launch:
         return self
+
+
+class _OutOfBounds(_OneWave):
+    """One in which what came of the undefined result was taken for an address."""
+
+    def run(self, kernel: Kernel) -> RunReport:
+        raise OutOfBoundsError("no such address")
+
+
+def test_a_result_that_leads_to_any_error_is_in_use() -> None:
+    kernel = _kernel(_POISONED)
+    mutant = Mutant("constant shifted", 0, "v_mov_b32_e32 v2, 6")
+    assert has_no_use(kernel, mutant, [_OneWave()])
+    assert not has_no_use(kernel, mutant, [_OutOfBounds()])
 
 
 @pytest.mark.parametrize(
