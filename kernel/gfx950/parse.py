@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 
 from kernel.gfx950.errors import AssemblySyntaxError, InterpreterError, UnsupportedInstructionError
 from kernel.gfx950.isa import lookup
@@ -46,6 +47,7 @@ _FLOAT = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?")
 _LABEL = re.compile(r"[.\w$]+")
 
 
+@lru_cache(maxsize=4096)  # a kernel has some hundreds, again and again
 def parse_operand(text: str) -> Operand:
     """``text`` without the comma; raises UnsupportedInstructionError for a kind that is not known."""
     body, negate, absolute, sign_extend = text, False, False, False
@@ -241,6 +243,7 @@ _VALUED = {
     "quad_perm", "row_shl", "row_shr", "row_ror", "row_bcast", "row_newbcast",
     "row_mask", "bank_mask", "bound_ctrl", "wave_shl", "wave_shr", "wave_rol", "wave_ror",
 }  # fmt: skip
+_MODIFIERS = _FLAGS | _VALUED
 _ENCODINGS = ("e32", "e64", "dpp", "sdwa")
 _COUNTERS = ("vmcnt", "lgkmcnt", "expcnt")
 
@@ -373,7 +376,7 @@ def parse_instruction(text: str, line: int, address: int | None = None) -> Instr
         words = list(_split(piece, " "))
         if not words:
             raise AssemblySyntaxError("an operand is missing between commas")
-        if words[0].partition(":")[0] not in _FLAGS | _VALUED:
+        if words[0].partition(":")[0] not in _MODIFIERS:
             operands.append(parse_operand(words.pop(0)))
         elif len(pieces) > 1:
             raise AssemblySyntaxError(f"{words[0]!r} stands where an operand belongs")
@@ -417,6 +420,12 @@ def _wait_counts(rest: str) -> dict[str, Modifier]:
 
 def _split(text: str, at: str) -> Iterator[str]:
     """Pieces of ``text`` between ``at``, which counts only outside brackets and parentheses."""
+    if "[" not in text and "(" not in text:
+        *pieces, last = text.split(at)
+        yield from (piece.strip() for piece in pieces if piece or at == ",")
+        if last.strip():
+            yield last.strip()
+        return
     depth, piece = 0, ""
     for char in text:
         depth += (char in "[(") - (char in "])")

@@ -5,7 +5,10 @@ TRITON_INTERPRET=1 python -m tests.support.interpreted
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from triton.runtime.interpreter import InterpretedFunction
 
 from kernel.backends import registry
 from kernel.backends.base import Backend
@@ -36,7 +39,7 @@ def check_scores(backend: Backend) -> None:
     assert_same_bits(selection_of(backend, call, 16), expected)
 
 
-def check_topk(backend: Backend) -> None:
+def check_topk() -> None:
     """Both top-k kernels on ties, NaN, zeros of both signs and -inf."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randint(-9, 9, (1, 8, 272), generator=generator).float()
@@ -45,6 +48,7 @@ def check_topk(backend: Backend) -> None:
     expected = selected(scores, num_blocks, 16)
     for many_rows in (0, 1 << 30):
         topk.MANY_ROWS = many_rows
+        backend = registry.create("triton")  # the other keeps its choice of a kernel for these shapes
         assert_same_bits(topk_of(backend, scores, num_blocks, 16), expected)
         assert_same_bits(topk_of(backend, scores, num_blocks, 16, "block"), in_block_order(expected))
 
@@ -60,9 +64,23 @@ def check_insert(backend: Backend) -> None:
     assert_same_bits(inserted(backend, keys, pages, slots), oracle_inserted(keys, pages, slots))
 
 
+def call_device_functions_at_once() -> None:
+    """The launch has made Triton's language the interpreter's; a device function does it again at each call,
+    which takes a third of the time."""
+    prepared = InterpretedFunction.__call__
+
+    def call(function: Any, *arguments: Any, **named: Any) -> Any:
+        if function.fn.__module__.startswith("triton."):  # it reads other modules of the language
+            return prepared(function, *arguments, **named)
+        return function.rewrite()(*arguments, **named)
+
+    InterpretedFunction.__call__ = call
+
+
 if __name__ == "__main__":
+    call_device_functions_at_once()
     interpreted = registry.create("triton")
     check_scores(interpreted)
-    check_topk(interpreted)
+    check_topk()
     check_insert(interpreted)
     print("the interpreted kernels agree with the oracle")
