@@ -1,19 +1,24 @@
 """Compiled kernels, their reports and a library of them: each is made once in a test session.
 
 Kernels are read from NAME.s in the folder that NVFP4_INDEXER_TEST_ASSEMBLY names; a missing one is compiled
-into it. Where the variable is not set, it is a folder of the test session. Tests and mutation campaigns that
-only interpret the assembly run from saved files, without FlyDSL.
+into it. Where the variable is not set, the folder is kept for later sessions of these sources and compiler.
+Tests and mutation campaigns that only interpret the assembly run from saved files, without FlyDSL.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import pickle
+import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,11 +30,29 @@ from kernel.gfx950 import Kernel, parse_program
 from kernel.gfx950.report.decode import DecodeReport, report_decode
 from kernel.gfx950.report.prefill import KernelReport, report_kernel
 from kernel.gfx950.report.work import WorkReport, report_insert, report_topk
+from tests.support.cases import ROOT
 
 FOLDER = "NVFP4_INDEXER_TEST_ASSEMBLY"
 SESSION = "NVFP4_INDEXER_TEST_SESSION"
 """Names the folder that the workers of a test session share."""
 Made = TypeVar("Made")
+
+
+def kept_folder() -> Path:
+    """Where assembly stays as long as what it is made of: our sources, FlyDSL, its settings, Python."""
+    made_of = hashlib.sha256(repr((version("flydsl"), sys.version)).encode())
+    for name, value in sorted(os.environ.items()):
+        if name.startswith("FLYDSL_"):
+            made_of.update(f"{name}={value}\n".encode())
+    for path in sorted((ROOT / "kernel").rglob("*.py")):
+        made_of.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    kept = ROOT / ".pytest_cache" / "assembly"
+    folder = kept / made_of.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    for other in kept.iterdir():
+        if other != folder and time.time() - other.stat().st_mtime > 7 * 24 * 3600:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
 
 
 def assembly(name: str) -> str:

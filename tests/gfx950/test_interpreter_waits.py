@@ -416,7 +416,9 @@ def _run_all(launches: list[PrefillLaunch], kernel: Kernel, schedule: Schedule) 
 
 
 def _launches_through(found: Campaign[PrefillLaunch], at: int) -> list[PrefillLaunch]:
-    return [one for one, executed in zip(found.launches, found.executed, strict=True) if executed[at]]
+    """Those with the fewest instructions first."""
+    pairs = sorted(zip(found.launches, found.executed, strict=True), key=lambda pair: int(pair[1].sum()))
+    return [one for one, executed in pairs if executed[at]]
 
 
 def _with_lanes_for_threads(kernel: Kernel) -> Kernel:

@@ -35,6 +35,7 @@ from kernel.gfx950.wave import Wave
 
 U32, U64 = np.uint32, np.uint64
 _24, _31, _63 = np.uint32(0xFFFFFF), np.uint32(31), np.uint32(63)
+_BYTES_OF_PAIRS = np.repeat(np.arange(0, 64 * 8, 8), 4)
 _SIXTEENS = np.arange(0, 64 * 16, 16)[:, None]
 
 
@@ -71,17 +72,18 @@ def byte_permute(a: Value, b: Value, selector: Value) -> Value:
         pairs[:, 0], pairs[:, 1] = b, a
         places = np.frombuffer(int(selector).to_bytes(4, "little"), np.uint8)
         return pairs.view(np.uint8).take(places, axis=1).view(U32)[:, 0]
+    pick: npt.NDArray[np.uint32] = selector if selector.ndim else np.full(64, selector)
+    if not np.count_nonzero(pick & U32(0xF8F8F8F8)):
+        pairs = np.empty((64, 2), U32)
+        pairs[:, 0], pairs[:, 1] = b, a
+        return pairs.reshape(-1).view(np.uint8).take(pick.view(np.uint8) + _BYTES_OF_PAIRS).view(U32)
     choices = np.empty((64, 16), np.uint8)
     words = choices.view(U32)
     words[:, 0], words[:, 1] = b, a
-    pick: npt.NDArray[np.uint32] = np.empty(64, U32)
-    pick[:] = selector
-    if np.count_nonzero(pick & U32(0xF8F8F8F8)):
-        # 8 and 9 are the signs of b's halves, 10 and 11 those of a's
-        choices[:, 8:12] = (choices[:, 1:8:2].view(np.int8) >> 7).view(np.uint8)
-        choices[:, 12], choices[:, 13] = 0, 0xFF
-        pick = np.minimum(pick.view(np.uint8), np.uint8(13)).view(U32)
-    cells = pick.view(np.uint8).reshape(64, 4) + _SIXTEENS
+    # 8 and 9 are the signs of b's halves, 10 and 11 those of a's
+    choices[:, 8:12] = (choices[:, 1:8:2].view(np.int8) >> 7).view(np.uint8)
+    choices[:, 12], choices[:, 13] = 0, 0xFF
+    cells = np.minimum(pick.view(np.uint8), np.uint8(13)).reshape(64, 4) + _SIXTEENS
     return choices.reshape(-1).take(cells).view(U32)[:, 0]
 
 
