@@ -281,6 +281,9 @@ class _Flow:
         self.instructions = kernel.instructions
         self.uses = [register_use(instruction) for instruction in kernel.instructions]
         self.next = [tuple(successors(kernel, at)) for at in range(len(kernel.instructions))]
+        self.states = [
+            int(one.operands[0].number) + 1 if row_of(one).kind == "nop" else 1 for one in kernel.instructions
+        ]
 
     def fewest(self, kind: HazardKind) -> HazardDistance:
         best = HazardDistance(kind.name, kind.needed, None)
@@ -313,6 +316,6 @@ class _Flow:
                 if nearest is None or states < nearest[0]:
                     nearest = (states, at)
                 continue
-            states += int(instruction.operands[0].number) + 1 if row_of(instruction).kind == "nop" else 1
+            states += self.states[at]
             reached += [(states, following) for following in self.next[at]]
         return nearest

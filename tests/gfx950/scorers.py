@@ -141,10 +141,11 @@ def assert_exact(
     schedule: Schedule | None = None,
     columns: int | None = None,
     layout: Layout = "registers",
+    with_maxima: Iterable[bool] = (False, True),
 ) -> None:
     """The oracle's bits in every cell, with and without maxima, and theirs in the maxima."""
     expected = oracle_scores(call, columns)
-    for maxima in (False, True):
+    for maxima in with_maxima:
         scores, groups = decoded(
             call,
             compute_units=compute_units,

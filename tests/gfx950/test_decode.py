@@ -45,6 +45,12 @@ from tests.support.compare import assert_same_bits, assert_within_bounds, oracle
 
 EDGES = (0, 1, 2, 63, 64, 126, 127, 128, 129, 255, 256, 383)
 """Prefixes about the edges of blocks."""
+ORDERS = [
+    pytest.param(schedule, maxima, marks=() if at % 2 == maxima else pytest.mark.nightly)
+    for at, schedule in enumerate(SCHEDULES)
+    for maxima in (False, True)
+]
+"""Orders of waves, by day with and without maxima in turn."""
 FORCED = ((0, 0), (1, 1), (3, 2), (0, 3), (2, 0), (1, 2))
 
 
@@ -94,7 +100,7 @@ def test_inexact_scores_lie_within_the_bound(heads: int) -> None:
 def test_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
     """Waves with whole groups of 16 blocks (few workgroups), workgroups that share one (many), blocks; shares
     that begin and end inside requests."""
-    lengths = [(6200, 2), (2047, 1), (2048, 1), (2049, 1), (70, 1)]
+    lengths = [(4200, 2), (2047, 1), (2048, 1), (2049, 1), (70, 1)]
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units)
 
 
@@ -133,10 +139,10 @@ def test_only_the_rows_of_the_requests_are_written() -> None:
     assert bool(untouched.isnan().all())
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_order_of_waves_gives_the_same_bytes(schedule: Schedule) -> None:
+@pytest.mark.parametrize(("schedule", "maxima"), ORDERS)
+def test_every_order_of_waves_gives_the_same_bytes(schedule: Schedule, maxima: bool) -> None:
     call = random_call([(700, 3), (2500, 1), (64, 1)], 4, seed=11)
-    assert_exact(call, schedule=schedule, compute_units=2)
+    assert_exact(call, schedule=schedule, compute_units=2, with_maxima=[maxima])
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -333,10 +339,12 @@ def test_staged_scores_equal_the_oracle(heads: int, launch: tuple[tuple[int, int
     assert (has.vgpr_spills, has.sgpr_spills, has.scratch_bytes, has.waves_per_simd) == (0, 0, 0, 2)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_order_of_waves_and_landing_of_dma_gives_the_same_bytes(schedule: Schedule) -> None:
+@pytest.mark.parametrize(("schedule", "maxima"), ORDERS)
+def test_every_order_of_waves_and_landing_of_dma_gives_the_same_bytes(
+    schedule: Schedule, maxima: bool
+) -> None:
     call = random_call([(700, 3), (3500, 1), (64, 1)], 4, seed=11)
-    assert_exact(call, schedule=schedule, compute_units=1, layout="staged")
+    assert_exact(call, schedule=schedule, compute_units=1, layout="staged", with_maxima=[maxima])
 
 
 def test_every_scale_byte_is_scored_staged() -> None:
@@ -346,7 +354,7 @@ def test_every_scale_byte_is_scored_staged() -> None:
 
 @pytest.mark.parametrize("compute_units", [1, pytest.param(2, marks=pytest.mark.nightly), 8])
 def test_staged_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
-    lengths = [(6200, 2), (2047, 1), (2049, 1), (70, 1)]
+    lengths = [(4200, 2), (2047, 1), (2049, 1), (70, 1)]
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units, layout="staged")
 
 
