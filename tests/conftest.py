@@ -9,6 +9,9 @@ import tempfile
 import pytest
 import torch
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler.loadgroup import LoadGroupScheduling
+from xdist.workermanage import WorkerController
 
 from tests.gfx950 import compiled
 from tests.mutation import score
@@ -41,18 +44,72 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's, in processes that tests start
 
 
+# ---- Which worker runs a test ----
+
+_WAITS = "waits: "
+_WAITING = (
+    "http",
+    "distributed",
+    "newcomer",
+    "client/test_command.py",
+    "client/test_live.py",
+    "client/test_outputs.py",
+    "client/test_problems.py",
+)
+"""Folders and files whose tests wait for deadlines, servers, ranks and processes, half their time or more."""
+
+
 @pytest.hookimpl(trylast=True)  # once ids and marks are there
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that share costly set-up to one worker: compiled kernels, their first launches, ranks.
+    """Group tests that share costly set-up, compiled kernels and their first launches for one, and those that
+    wait.
 
     The simulated device's kernels take a second or two at their first launch in a process.
     """
     for item in items:
-        folder, _, file = item.nodeid.partition("::")[0].removeprefix("tests/").partition("/")
-        if folder == "gfx950" or (folder == "distributed" and file != "test_agreement.py"):
-            item.add_marker(pytest.mark.xdist_group(f"{folder}/{file}"))
+        path = item.nodeid.partition("::")[0].removeprefix("tests/")
+        folder = path.partition("/")[0]
+        if folder in _WAITING or path in _WAITING:
+            item.add_marker(pytest.mark.xdist_group(_WAITS + path))
+        elif folder == "gfx950":
+            item.add_marker(pytest.mark.xdist_group(path))
         elif folder == "contract" and "flydsl-sim" in item.name:
             item.add_marker(pytest.mark.xdist_group("flydsl-sim"))
+
+
+class WaitingApart(LoadGroupScheduling):  # type: ignore[misc]
+    """Gives the last worker the tests that wait; others take them when nothing else is left."""
+
+    _last: WorkerController | None = None
+
+    def schedule(self) -> None:
+        if self._last is None and len(self.nodes) > 1:
+            self._last = self.nodes[-1]
+        super().schedule()
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        waits = node is self._last
+        fitting = next((scope for scope in self.workqueue if scope.startswith(_WAITS) == waits), None)
+        if fitting is not None:
+            self.workqueue.move_to_end(fitting, last=False)
+        elif waits:
+            node.shutdown()
+            return
+        super()._assign_work_unit(node)
+
+
+def _in_groups(config: pytest.Config) -> bool:
+    return bool(config.getoption("dist") == "loadgroup")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """A worker for each core, and one for tests that wait."""
+    return len(os.sched_getaffinity(0)) + 1 if _in_groups(config) else None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
+    """Used with ``--dist loadgroup``."""
+    return WaitingApart(config, log) if _in_groups(config) else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
