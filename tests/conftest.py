@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 from xdist.remote import Producer
-from xdist.scheduler.loadgroup import LoadGroupScheduling
+from xdist.scheduler.loadscope import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from tests.gfx950 import compiled
@@ -44,9 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's, in processes that tests start
 
 
-# ---- Which worker runs a test ----
+# ---- Which worker runs a test: with --dist loadgroup ----
 
-_WAITS = "waits: "
 _WAITING = (
     "http",
     "distributed",
@@ -59,28 +58,21 @@ _WAITING = (
 """Folders and files whose tests wait for deadlines, servers, ranks and processes, half their time or more."""
 
 
-@pytest.hookimpl(trylast=True)  # once ids and marks are there
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests that share costly set-up, compiled kernels and their first launches for one, and those that
-    wait.
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives tests that share costly set-up to one worker, and those that wait to the last worker; others take
+    them when nothing else is left.
 
-    The simulated device's kernels take a second or two at their first launch in a process.
+    By ids: pytest-xdist writes the name of a mark to ids, which pytest 9.2 does not let it do.
     """
-    for item in items:
-        path = item.nodeid.partition("::")[0].removeprefix("tests/")
-        folder = path.partition("/")[0]
-        if folder in _WAITING or path in _WAITING:
-            item.add_marker(pytest.mark.xdist_group(_WAITS + path))
-        elif folder == "gfx950":
-            item.add_marker(pytest.mark.xdist_group(path))
-        elif folder == "contract" and "flydsl-sim" in item.name:
-            item.add_marker(pytest.mark.xdist_group("flydsl-sim"))
-
-
-class WaitingApart(LoadGroupScheduling):  # type: ignore[misc]
-    """Gives the last worker the tests that wait; others take them when nothing else is left."""
 
     _last: WorkerController | None = None
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0].removeprefix("tests/")
+        if path.startswith(("gfx950", *_WAITING)):
+            return path
+        # Kernels take a second or two at their first launch on the simulated device of a process.
+        return "flydsl-sim" if path.startswith("contract") and "flydsl-sim" in nodeid else nodeid
 
     def schedule(self) -> None:
         if self._last is None and len(self.nodes) > 1:
@@ -89,7 +81,7 @@ class WaitingApart(LoadGroupScheduling):  # type: ignore[misc]
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         waits = node is self._last
-        fitting = next((scope for scope in self.workqueue if scope.startswith(_WAITS) == waits), None)
+        fitting = next((scope for scope in self.workqueue if scope.startswith(_WAITING) == waits), None)
         if fitting is not None:
             self.workqueue.move_to_end(fitting, last=False)
         elif waits:
@@ -107,9 +99,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     return len(os.sched_getaffinity(0)) + 1 if _in_groups(config) else None
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadGroupScheduling | None:
-    """Used with ``--dist loadgroup``."""
-    return WaitingApart(config, log) if _in_groups(config) else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Groups | None:
+    return Groups(config, log) if _in_groups(config) else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -205,6 +205,8 @@ def test_scoring(filled: tuple[IndexScorer, list[int]], return_scores: bool, for
     right, before = score(), state_of(scorer)
     failed = set()
     for allocation in range(MOST_ALLOCATIONS):
+        scorer._plans.clear()  # what a part of a call left would spare the next one allocations
+        scorer._cache._tables._last = None
         with OutOfMemoryAt(allocation, for_good=for_good) as memory:
             try:
                 found = score()
@@ -217,7 +219,7 @@ def test_scoring(filled: tuple[IndexScorer, list[int]], return_scores: bool, for
             break
     else:
         pytest.fail("a call that never ended")
-    assert allocation > 10
+    assert allocation > 15
     assert failed == ({"q.shape[0]", "return_scores"} if return_scores else {"q.shape[0]"})
     for one in (found, score()):
         assert_same_bits(one.block_ids, right.block_ids)
