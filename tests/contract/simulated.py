@@ -33,18 +33,20 @@ def _but(*kept: str) -> str:
 
 NIGHTLY: dict[str, str] = {
     # A workgroup a token: 128 to 260 requests or more.
-    "test_chunked_prefill_gives_the_same_rows": _but("129-1"),
+    "test_chunked_prefill_gives_the_same_rows": _ALL,
+    "test_heads_do_not_depend_on_one_another": _ALL,
     "test_split_in_two_at_every_offset_of_a_block": _ALL,
-    "test_of_every_prefix_see_exactly_the_causal_tokens": _but("4-from 7"),
+    "test_of_every_prefix_see_exactly_the_causal_tokens": _ALL,
     "test_of_every_prefix_equal_the_oracle": _but("1-from 0"),
     "test_every_scale_and_code_is_scored_as_its_rounded_product": _ALL,
     "test_batches_of_1_to_1025_ragged_requests": "1025",
     # Many rows, blocks or keys.
     "test_of_a_prefill_of_thousands_of_rows": _ALL,
-    "test_prefills_across_many_blocks_equal_the_oracle": _but("forced4"),
+    "test_prefills_across_many_blocks_equal_the_oracle": _ALL,
+    "test_score_buffers_of_4_gib": _ALL,
     "test_row_15_needles_past_128k_keys": _ALL,
     "test_scores_and_selection_are_the_expected_ones": _but("data/ragged_l15_cut"),
-    "test_long_rows": _but("ascending", "low contrast"),
+    "test_long_rows": _but("low contrast"),
     "test_every_bfloat16_gets_the_code_of_the_oracle": _but("0.001953125", "1.875", "448.0"),
     "test_every_bfloat16_amax_gets_the_scale_of_the_oracle": _ALL,
     # The same bytes again; tests/gfx950/test_prefill.py holds scores against plans, widths and wave orders.
@@ -68,18 +70,17 @@ NIGHTLY: dict[str, str] = {
     "test_row_1_token_major_and_head_major": _but("4-4", "3-2"),
     "test_rows_of_requests_left_out_stay_untouched": _but("kept2", "kept5"),
     "test_values_that_nobody_checked_stay_inside_and_have_a_result": _but("illegal-1", "on the host-1"),
-    "test_gives_what_scores_and_topk_give": _but("score-exact-1", "block-inexact-4"),
-    "test_equals_the_oracle": _but("forced2-15", "forced1-17"),
+    "test_gives_what_scores_and_topk_give": _but("block-inexact-4"),
+    "test_equals_the_oracle": _but("forced1-17"),
     "test_random_keys_get_the_bytes_of_the_oracle": _but("0-dtype0", "1-dtype1", "2-dtype2"),
+    "test_a_run_gives_what_a_call_gives": _but("4-forced1-block"),
     # Other addresses for a plan's runs: tests/gfx950/test_hip_plans.py.
     "test_runs_of_a_plan_take_tensors_of_any_place_and_strides": _ALL,
     # Rows of every length and k: others go through the same loops.
     "test_many_rows": _ALL,
-    "test_every_k": _but("16", "20", "40"),
-    "test_rows_of_0_to_more_than_k_blocks": _but("1", "16", "17", "33"),
-    "test_special_values_in_random_places": _but(
-        "1-1", "15-16", "16-64", "17-1", "63-16", "64-64", "65-1", "127-16", "128-64", "129-1", "300-16"
-    ),
+    "test_every_k": _but("40"),
+    "test_rows_of_0_to_more_than_k_blocks": _but("17"),
+    "test_special_values_in_random_places": _but("16-64", "65-1", "127-16", "300-16"),
     # Seventeen contexts of fewer and more blocks than k.
     "test_row_7_fewer_blocks_than_k": "[2-9]|1[0-4]",
 }

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from indexer import IndexerConfig, IndexScorer
+from kernel import operators
 from kernel.backends import flydsl, registry
 from kernel.backends.flydsl import geometry, kernel_library
 from kernel.backends.flydsl.backend import FlydslBackend
@@ -40,6 +41,12 @@ MIXED = ((300, 45), (129, 1), (1, 1), (385, 2))
 @pytest.fixture(scope="module")
 def library() -> Path:
     return compiled.library()
+
+
+@pytest.fixture(autouse=True)
+def backends_of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators keep their backends: those that read a library here are not for other tests."""
+    monkeypatch.setattr(operators, "_BACKENDS", {})
 
 
 @pytest.fixture

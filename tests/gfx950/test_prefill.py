@@ -54,7 +54,7 @@ def test_the_diagonal_is_exact_at(heads: int, prefix: int) -> None:
     assert_same_bits(scores, expected.expand(heads, -1, -1))
 
 
-@pytest.mark.parametrize(("heads", "compute_units"), heads_in_turn([1, 2, 9]))
+@pytest.mark.parametrize(("heads", "compute_units"), heads_in_turn([1, 9]))
 def test_scores_and_maxima_depend_on_no_plan(heads: int, compute_units: int) -> None:
     """One to nine segments of a tile, with and without maxima: the same bytes."""
     call = random_call([(4400, 9)], heads, seed=8).forcing(1, 0)

@@ -149,6 +149,7 @@ print(Path(os.environ["ROCM_PATH"], "llvm", "bin", "ld.lld").read_text())
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(Path("/opt/rocm").exists(), reason="ROCm is installed, and its tools come first")
 def test_compile_and_launch_with_what_pip_installed(tmp_path: Path) -> None:
     """In a home without caches and an environment without a path: compile, build HIP, disassemble, run."""
@@ -180,7 +181,8 @@ assert_same_bits(scored(call)[0], oracle_scores(call))
 """
 
 
-@pytest.mark.parametrize("names", [("score_prefill_h4",), pytest.param((), marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("names", [("score_prefill_h4",), ()])
 def test_a_compiled_kernel_runs_without_a_compiler(
     names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
