@@ -28,6 +28,8 @@ MIN_SCALE = 2.0**-9
 E4M3_NAN = 0x7F
 """The E4M3 byte whose magnitude bits mean NaN."""
 
+_MINUS_ZERO = -(1 << 31)
+"""The bits of -0.0."""
 _QUANTIZE_TOKENS = 8192
 """Tokens quantised at a time: bounds the float32 temporaries to a few times 4 MiB."""
 
@@ -150,7 +152,8 @@ def _largest_errors(magnitudes: torch.Tensor, indices: torch.Tensor, scales: tor
 
 def _packed(indices: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
     """Codes ``[n, 64]`` uint8 of magnitude indices and the signs of ``groups``."""
-    codes = indices | (groups < 0).to(torch.uint8) << 3
+    bits = groups.view(torch.int32)  # a host that flushes denormals finds that none is below 0
+    codes = indices | ((bits < 0) & (bits != _MINUS_ZERO)).to(torch.uint8) << 3
     pairs = codes.reshape(-1, HEAD_DIM // 2, 2)
     packed: torch.Tensor = pairs[..., 0] | (pairs[..., 1] << 4)
     return packed

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from kernel.float_environment import default_float_environment
 from kernel.gfx950.errors import (
     BarrierError,
     InstructionLimitError,
@@ -210,7 +211,8 @@ def run(
     segment = np.frombuffer(bytearray(kernargs.ljust(4, b"\0")), np.uint8)
     region = memory.register_array(segment, "kernarg segment", writable=False)
     try:
-        with np.errstate(all="ignore"):  # overflow and NaN are results here
+        # Overflow and NaN are results here, and what the host does to denormals is no affair of the device's.
+        with default_float_environment(), np.errstate(all="ignore"):
             return launch.run(region.address)
     finally:
         memory.unregister(region)

@@ -9,7 +9,7 @@ import torch
 from kernel.backends.base import Backend
 from kernel.backends.reference.quantizer import E4M3_MAGNITUDES
 from tests.support.calls import strided_pages
-from tests.support.compare import assert_same_bits, inserted, oracle_inserted
+from tests.support.compare import assert_same_bits, flushed_denormals, inserted, oracle_inserted
 
 THRESHOLDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 SCALES = [float(value) for value in E4M3_MAGNITUDES[1:]]
@@ -163,3 +163,27 @@ def test_no_keys_change_nothing(backend: Backend) -> None:
     pages = torch.full((1, 9216), 0x42, dtype=torch.uint8)
     written = inserted(backend, torch.zeros(0, 128), pages, torch.zeros(0, dtype=torch.int64))
     assert_same_bits(written, pages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_the_host_does_to_denormals_changes_no_byte(backend: Backend, dtype: torch.dtype) -> None:
+    """Flushed, a negative denormal loses its sign; the gfx950 kernel computes codes in denormals, too.
+
+    No oracle: the codes follow from the sentence, and those of ordinary keys from the same call before.
+    """
+    tiny = torch.finfo(dtype).smallest_normal
+    groups = torch.randn(8, 16, generator=torch.Generator().manual_seed(9)).to(dtype)
+    groups[::2, 1:] = 0.0  # beside a large key, and alone
+    groups[0, 0] = groups[2, 0] = 0.0
+    groups[:, 2], groups[:, 3], groups[:, 4] = tiny / 2, -tiny / 4, -0.0
+    assert bool((groups[:, 2] > 0).all())
+    assert bool((groups[:, 3] < 0).all())
+    pages, slots = torch.zeros(1, 9216, dtype=torch.uint8), torch.arange(1)
+    written = inserted(backend, keys_of(groups), pages, slots)
+    assert torch.equal(written[0, 1:64:8] >> 4, torch.full((8,), 8, dtype=torch.uint8)), (
+        "the sign of -denormal"
+    )
+    assert torch.equal(written[0, 1:64:8] & 15, torch.zeros(8, dtype=torch.uint8)), "a denormal"
+    assert torch.equal(written[0, 2:64:8] & 15, torch.zeros(8, dtype=torch.uint8)), "-0.0"
+    with flushed_denormals():
+        assert_same_bits(inserted(backend, keys_of(groups), pages, slots), written)

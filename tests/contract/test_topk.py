@@ -10,6 +10,7 @@ from kernel.backends.base import Backend, Order
 from tests.support.calls import Lengths, Values, random_call
 from tests.support.compare import (
     assert_same_bits,
+    flushed_denormals,
     in_block_order,
     oracle_scores,
     scores_of,
@@ -208,3 +209,14 @@ def test_of_an_empty_batch_is_empty(backend: Backend) -> None:
     """batch = 0, and requests without queries, select nothing."""
     assert selection_of(backend, random_call([], 4), 16).shape == (4, 0, 16)
     assert selection_of(backend, random_call([(0, 0), (200, 0)], 1), 16).shape == (1, 0, 16)
+
+
+@pytest.mark.parametrize("columns", [9, 40])
+def test_what_the_host_does_to_denormals_changes_no_selection(backend: Backend, columns: int) -> None:
+    """Flushed, scores that differ would be ties. The order is that of their bits, made here by integers."""
+    patterns = torch.randperm(columns, generator=torch.Generator().manual_seed(columns)).to(torch.int32)
+    scores = torch.stack([patterns.view(torch.float32), -patterns.view(torch.float32)]).view(1, 2, columns)
+    by_bits = torch.stack([patterns, -patterns]).argsort(dim=1, descending=True, stable=True)
+    with flushed_denormals():
+        found = topk_of(backend, scores, torch.full((2,), columns, dtype=torch.int32), 7)
+    assert_same_bits(found, by_bits[None, :, :7].to(torch.int32))

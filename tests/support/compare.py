@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -105,6 +106,17 @@ UNTOUCHED = -777.25
 UNTOUCHED_ID = -777
 DECODE_QUERIES = 16
 """Most queries of a request that a backend decodes."""
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """The host's arithmetic takes denormals for zero and makes none, as some libraries have it."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormals")
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 @contextmanager

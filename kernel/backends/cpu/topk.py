@@ -16,6 +16,7 @@ from kernel.backends.base import Order
 ABSENT = torch.iinfo(torch.int64).min
 """The packed key of no block: below every block's key, that of a score of -inf included."""
 _MAX_ID = (1 << 31) - 1
+_MAGNITUDE = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device="cpu")  # a number would cost a conversion
 _CHUNK_CELLS = 1 << 18
 """Score cells packed at a time: 2 MiB of keys."""
 _FEW_BLOCKS = 16
@@ -41,12 +42,15 @@ def pack(scores: torch.Tensor, first_block: int, num_blocks: torch.Tensor) -> to
 
 def pack_blocks(scores: torch.Tensor, ids: torch.Tensor, num_blocks: torch.Tensor) -> torch.Tensor:
     """As :func:`pack`, of the blocks that ``ids`` (``[blocks]`` or ``[rows, blocks]`` int64) names."""
-    # + 0.0 turns -0.0 into +0.0.
-    numbers = scores.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    bits = numbers.add_(0.0).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ordered = comparable(scores)
     keys = (ordered.long() << 32) | (_MAX_ID - ids)
     return keys.masked_fill_(ids >= num_blocks[:, None], ABSENT)
+
+
+def comparable(scores: torch.Tensor) -> torch.Tensor:
+    """Scores as int32 of the same order. A host may flush denormals, and would find them equal."""
+    bits = scores.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf).view(torch.int32)
+    return bits.sign().mul_(bits & _MAGNITUDE)  # both zeros are 0
 
 
 def unpack(keys: torch.Tensor, order: Order) -> torch.Tensor:
@@ -75,8 +79,7 @@ def select_rows(scores: torch.Tensor, num_blocks: torch.Tensor, k: int, order: O
     if scores.shape[1] > _FEW_BLOCKS:
         return unpack(best(pack(scores, 0, num_blocks), k), order)
     # A stable sort leaves the lower of equally good blocks first, so those of a row before those past it.
-    comparable = scores.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    ids = comparable.sort(dim=1, descending=True, stable=True).indices[:, :k]
+    ids = comparable(scores).sort(dim=1, descending=True, stable=True).indices[:, :k]
     ids = ids.masked_fill(ids >= num_blocks[:, None], _MAX_ID)
     if order == "block":
         ids = ids.sort(dim=1).values

@@ -1,6 +1,7 @@
 """The oracle: the contract's scores and selection in numpy and fp64, slow and obvious.
 
-Scores are sums of exact products in fp64; :func:`score_bounds` bounds the error of another backend.
+Scores are sums of exact products in fp64; :func:`score_bounds` bounds the error of another backend. Whatever
+the host does to rounding and denormals, the arithmetic is IEEE's.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from kernel.backends.reference.quantizer import (
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
 from kernel.checks import check_slots
 from kernel.contract import BLOCK_TOKENS
+from kernel.float_environment import default_float_environment
 from kernel.step import Plan, Step, host_plan, planned_batch
 
 # ---- Block scores in fp64, and the bound on another backend's error ----
 
 
+@default_float_environment()
 def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:
     """Write the rows of the batch's requests into ``scores`` ``[H, total_q, S]`` and no other row."""
     pages, queries = batch.pages.numpy(), _queries(batch)
@@ -36,6 +39,7 @@ def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:
         scores[:, rows, : request.num_blocks] = best
 
 
+@default_float_environment()
 def score_bounds(batch: ScoreBatch) -> NDArray[np.float64]:
     """The largest ``sum_i |q_i k_i|`` over a cell's causal tokens: ``[H, total_q, num_score_blocks]`` fp64.
 
@@ -104,6 +108,7 @@ def _with_forced_blocks(
 # ---- Selection by a stable sort ----
 
 
+@default_float_environment()
 def best_blocks(scores: NDArray[np.float32], num_blocks: NDArray[np.int32], topk: int) -> NDArray[np.int32]:
     """Ids of the best blocks of each row, score descending, ties to the lower id, -1 past the row's blocks.
 
@@ -144,6 +149,7 @@ class ReferenceBackend(PlannedBackend):
         self._scale_choice: ScaleChoice = scale_choice
         self._lut = torch.from_numpy(magnitude_lut().copy())
 
+    @default_float_environment()
     def insert(self, keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor) -> None:
         """Quantise keys to NVFP4 and scatter them into pages."""
         check_slots(slots, pages.shape[0])
