@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         RankDisagreementError,
         RankError,
         RankLostError,
+        ReentrantCallError,
         UnknownSequenceError,
     )
 
@@ -41,6 +42,7 @@ __all__ = [
     "RankError",
     "RankLostError",
     "Recorder",
+    "ReentrantCallError",
     "ScoreResult",
     "UnknownSequenceError",
     "capture",
@@ -60,6 +62,7 @@ _MODULES = {
     "RankError": "kernel.errors",
     "RankLostError": "kernel.errors",
     "Recorder": "indexer.recording",
+    "ReentrantCallError": "kernel.errors",
     "ScoreResult": "indexer.pipeline",
     "UnknownSequenceError": "kernel.errors",
     "capture": "indexer.recording",

@@ -428,9 +428,12 @@ class PagedKeyCache:
             return found
         # A bool or a float would find the integer it equals.
         number = as_int(seq)
-        if number is None or number not in self._sequences:
+        found = None if number is None else self._sequences.get(number)
+        if (
+            found is None
+        ):  # looked up once: readers of a length or a table do not wait for a call that frees it
             raise UnknownSequenceError(seq)
-        return self._sequences[number]
+        return found
 
     @contextmanager
     def _adopted(self, sequence: _Sequence, savepoint: Savepoint) -> Iterator[int]:

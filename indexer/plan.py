@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kernel import operators
-from kernel.arguments import as_int, check_int
-from kernel.checks import check_lengths, check_tensor
+from kernel.arguments import as_int, check_int, check_unmasked
+from kernel.checks import check_lengths, check_memory, check_tensor
 from kernel.contract import HEAD_DIM, MAX_SEQ_LEN
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import quantize_query
@@ -26,6 +26,7 @@ from kernel.page import blocks_of
 from kernel.step import DeviceLengths, IntArray, Lengths, Plan
 
 HostInts = Sequence[int] | NDArray[np.integer[Any]]
+_INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,20 +73,11 @@ class IndexPlan:
         Raises:
             InvalidArgumentError: a wrong shape, dtype, stride or device.
         """
-        pages = self.pages if pages is None else pages
-        q = _queries(q, self.num_heads)
-        plan = self.plan
-        if out is None:
-            return cast(
-                "torch.Tensor",
-                torch.ops.nvfp4_indexer.select(q, pages, plan.tensors, plan.numbers, self.topk, self.backend),
-            )
-        if out.dim() == 3 and out.shape[2] != self.topk:
+        if out is not None and not out.is_nested and out.dim() == 3 and out.shape[2] != self.topk:
             raise InvalidArgumentError(
                 "out.shape[2]", out.shape[2], f"must be the plan's topk, {self.topk}", "plan with that topk"
             )
-        torch.ops.nvfp4_indexer.select.out(q, pages, plan.tensors, plan.numbers, self.backend, out=out)
-        return out
+        return self._run(torch.ops.nvfp4_indexer.select, self.topk, q, pages, out)
 
     def score(
         self, q: torch.Tensor, pages: torch.Tensor | None = None, *, out: torch.Tensor | None = None
@@ -104,25 +96,34 @@ class IndexPlan:
         Raises:
             InvalidArgumentError: a wrong shape, dtype, stride or device.
         """
-        pages = self.pages if pages is None else pages
-        q = _queries(q, self.num_heads)
-        plan = self.plan
-        if out is None:
-            return cast(
-                "torch.Tensor",
-                torch.ops.nvfp4_indexer.score(
-                    q, pages, plan.tensors, plan.numbers, self.num_score_blocks, self.backend
-                ),
-            )
-        torch.ops.nvfp4_indexer.score.out(q, pages, plan.tensors, plan.numbers, self.backend, out=out)
+        return self._run(torch.ops.nvfp4_indexer.score, self.num_score_blocks, q, pages, out)
+
+    def _run(
+        self,
+        operator: Any,
+        columns: int,
+        q: torch.Tensor,
+        pages: torch.Tensor | None,
+        out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        dtypes = (*operators.QUERY_DTYPES, *operators.FLOAT_DTYPES)
+        check_tensor("q", q, dtypes=dtypes, shape=(None, self.num_heads, HEAD_DIM), device=None, traced=True)
+        if q.dtype not in operators.QUERY_DTYPES:
+            if not torch.compiler.is_compiling():
+                check_memory("q", q)
+            q = quantize_query(q)
+        pages, plan = self.pages if pages is None else pages, self.plan
+        try:
+            if out is None:
+                found: torch.Tensor = operator(q, pages, plan.tensors, plan.numbers, columns, self.backend)
+                return found
+            operator.out(q, pages, plan.tensors, plan.numbers, self.backend, out=out)
+        except InvalidArgumentError:
+            raise
+        except Exception:
+            operators.refuse_undispatched({"q": q, "pages": pages, "out": out}, "out")
+            raise
         return out
-
-
-def _queries(q: torch.Tensor, num_heads: int) -> torch.Tensor:
-    """Queries as operators take them."""
-    dtypes = (*operators.QUERY_DTYPES, *operators.FLOAT_DTYPES)
-    check_tensor("q", q, dtypes=dtypes, shape=(None, num_heads, HEAD_DIM), device=None)
-    return q if q.dtype in operators.QUERY_DTYPES else quantize_query(q)
 
 
 # ---- Lengths: of the host checked, of the device bounded ----
@@ -154,12 +155,10 @@ def host_lengths(query_lens: HostInts, seq_lens: HostInts, table_rows: int) -> L
 
 def integers(argument: str, values: HostInts) -> IntArray:
     """Whole numbers of a list, a tuple, a flat numpy array or a flat CPU tensor, as int64."""
-    if (
-        isinstance(values, torch.Tensor)
-        and values.device.type == "cpu"
-        and not values.dtype.is_floating_point
-    ):
+    if isinstance(values, torch.Tensor) and values.device.type == "cpu" and values.dtype in _INTEGERS:
+        check_memory(argument, values)
         values = values.numpy()
+    check_unmasked(argument, values)
     if isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu":
         return values.astype(np.int64)
     if not isinstance(values, (list, tuple)):

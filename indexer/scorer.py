@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -30,10 +31,13 @@ from indexer.plan import (
     integers,
 )
 from kernel import operators
-from kernel.arguments import as_int, check_bool, check_int
+from kernel.arguments import as_int, check_bool, check_int, check_unmasked
 from kernel.backends import registry
 from kernel.backends.base import Backend, Order
 from kernel.checks import (
+    as_pages,
+    check_cells,
+    check_device,
     check_finite,
     check_forced_blocks,
     check_order,
@@ -42,12 +46,13 @@ from kernel.checks import (
     check_table_width,
     check_tensor,
     check_topk,
+    check_writable,
     checked_requests,
 )
 from kernel.contract import HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN
-from kernel.errors import InvalidArgumentError
+from kernel.errors import InvalidArgumentError, ReentrantCallError
 from kernel.nvfp4 import build_lut, quantize_query
-from kernel.page import as_pages, blocks_of
+from kernel.page import blocks_of
 from kernel.step import DeviceLengths, Lengths, Plan, Step
 
 KEY_DTYPES = operators.FLOAT_DTYPES
@@ -81,7 +86,8 @@ class IndexScorer:
     """Scores blocks of index keys for index queries and selects the best of every row.
 
     Calls may come from several threads and run one after another. A call that raises leaves the scorer as it
-    was before.
+    was before. Within a call, a signal handler, a finaliser or another callback of its thread may read the
+    properties, lengths and block tables; any other call from there raises :class:`ReentrantCallError`.
 
     Args:
         config: geometry and defaults.
@@ -157,7 +163,7 @@ class IndexScorer:
     @untraced
     def add_sequence(self) -> int:
         """Make an empty sequence and return its id. Ids are never used twice."""
-        with self._lock:
+        with self._turn():
             return self._cache.add()
 
     @untraced
@@ -179,7 +185,7 @@ class IndexScorer:
             OutOfPagesError: too few free pages; says how many are missing.
         """
         limit = "inserting them needs more memory than there is"
-        with self._lock, named_out_of_memory("k.shape[0]", k, limit, "append fewer keys at a time"):
+        with self._turn(), named_out_of_memory("k.shape[0]", k, limit, "append fewer keys at a time"):
             check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
             seqs = list(seq) if isinstance(seq, (list, tuple)) else [cast("int", seq)]
             for one in seqs:
@@ -200,7 +206,7 @@ class IndexScorer:
             InvalidArgumentError: ``length`` is no such number.
             OutOfPagesError: the new last page is shared with a fork and there is no free page for a copy.
         """
-        with self._lock:
+        with self._turn():
             length = check_truncation(seq, length, self.sequence_length(seq))
             with self._cache.truncating(seq, length):
                 pass
@@ -219,8 +225,16 @@ class IndexScorer:
         Raises:
             InvalidArgumentError: a wrong shape, dtype, stride or device.
         """
-        torch.ops.nvfp4_indexer.insert(keys, pages, slots, self._spec)
+        check_device("pages", pages, self.device)
+        try:
+            torch.ops.nvfp4_indexer.insert(keys, pages, slots, self._spec)
+        except InvalidArgumentError:
+            raise
+        except Exception:
+            operators.refuse_undispatched({"keys": keys, "pages": pages, "slots": slots}, "pages")
+            raise
 
+    @untraced
     def block_tables(self, sequences: Sequence[int], out: torch.Tensor | None = None) -> torch.Tensor:
         """The block tables of some sequences on the device, as :meth:`plan` takes them.
 
@@ -236,10 +250,12 @@ class IndexScorer:
             UnknownSequenceError: one of them is not live.
             InvalidArgumentError: ``out`` is too small or no such tensor.
         """
-        with self._lock:
+        with self._turn():
             if out is None:
                 return self._cache.block_tables(_listed(sequences)).clone()
             check_tensor("out", out, dtypes=(torch.int32,), shape=(None, None), device=self.device)
+            check_cells("out", out)
+            check_writable("out", out)
             blocks = max((blocks_of(self.sequence_length(seq)) for seq in _listed(sequences)), default=0)
             if out.shape[0] < len(sequences) or out.shape[1] < blocks:
                 raise InvalidArgumentError(
@@ -310,7 +326,7 @@ class IndexScorer:
             UnknownSequenceError: one of the sequences is not live.
             InvalidArgumentError: an argument is outside the contract, missing or of another form.
         """
-        with self._lock:
+        with self._turn():
             options = self._options(False, topk, init_blocks, local_blocks, order)
             heads = self.config.num_index_heads
             if sequences is not None:
@@ -430,7 +446,7 @@ class IndexScorer:
         Raises:
             UnknownSequenceError: not a live sequence.
         """
-        with self._lock:
+        with self._turn():
             return self._cache.fork(seq)
 
     @untraced
@@ -442,7 +458,7 @@ class IndexScorer:
         Raises:
             UnknownSequenceError: not a live sequence.
         """
-        with self._lock:
+        with self._turn():
             self._cache.free(seq)
 
     @untraced
@@ -479,7 +495,7 @@ class IndexScorer:
             UnknownSequenceError: one of them is not live.
             InvalidArgumentError: an argument is outside the contract, or the call does not fit in memory.
         """
-        with self._lock, named_out_of_memory("q.shape[0]", q, *TOO_MANY_QUERIES):
+        with self._turn(), named_out_of_memory("q.shape[0]", q, *TOO_MANY_QUERIES):
             times = StageTimes(self.device, measured=timings)
             with times.stage("check"):
                 options = self._options(return_scores, topk, init_blocks, local_blocks, order)
@@ -510,7 +526,7 @@ class IndexScorer:
 
         Args:
             q: as in :meth:`score`.
-            pages: ``[num_pages, 9216]`` uint8 or as :func:`kernel.page.as_pages` takes it; may be strided.
+            pages: ``[num_pages, 9216]`` uint8 or as :func:`kernel.checks.as_pages` takes it; may be strided.
             block_table: ``[batch, max_blocks]`` int32; columns past a request's blocks may hold anything.
             cu_seqlens_q: ``[batch + 1]`` int32, exclusive prefix sum of the query lengths.
             seq_lens: ``[batch]`` int32, keys of each request, this step's tokens included.
@@ -526,14 +542,13 @@ class IndexScorer:
         Raises:
             InvalidArgumentError: an argument is outside the contract, or the call does not fit in memory.
         """
-        with self._lock, named_out_of_memory("q.shape[0]", q, *TOO_MANY_QUERIES):
+        with self._turn(), named_out_of_memory("q.shape[0]", q, *TOO_MANY_QUERIES):
             device = self.device
             times = StageTimes(device, measured=timings)
             with times.stage("check"):
                 options = self._options(return_scores, topk, init_blocks, local_blocks, order)
                 self._check_query(q)
-                check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=device)
-                pages = as_pages(pages)
+                pages = as_pages(pages, device)
                 lengths = paged_lengths(self._backend, q, pages, block_table, cu_seqlens_q, seq_lens)
                 given_q, block_table = q, block_table.contiguous()
                 plan = self._planned(block_table, q.shape[0], lengths, options)
@@ -551,6 +566,22 @@ class IndexScorer:
                     check_scores_buffer(scores, q, lengths.max_blocks, read)
                     scores = scores.detach()
             return score_and_select(self._backend, plan, q, pages, options, times, scores)
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """The lock that a call holds. A thread takes it once: a call that a signal handler, a finaliser or a
+        callback makes inside of another would find a state in between, and change it.
+
+        Raises:
+            ReentrantCallError: a call of this thread holds it.
+            InvalidArgumentError: a transform of torch.func is active; what torch makes then has no memory.
+        """
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise ReentrantCallError
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise InvalidArgumentError(
+                "torch.func", "a transform", "a scorer cannot be transformed", "make the call outside of it"
+            )
+        return self._lock
 
     def _options(
         self,
@@ -756,6 +787,7 @@ def _checked_lens(
             "must be a list, a tuple or a flat array of ints",
             "call .tolist()",
         )
+    check_unmasked("query_lens", query_lens)
     lens: list[int] = []
     for row, query_len in enumerate(query_lens):
         number = as_int(query_len)

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Sequence
 from numbers import Integral
 
+import numpy as np
+
 from kernel.errors import InvalidArgumentError
 
 
@@ -32,11 +34,24 @@ def check_bool(argument: str, value: object) -> None:
         raise InvalidArgumentError(argument, repr(value), "must be a bool", "pass True or False")
 
 
+UNMASKED = "must have no mask", "call .filled() with what belongs in its places"
+"""Limit and remedy of an array."""
+
+
+def check_unmasked(argument: str, value: object) -> None:
+    """Refuse a masked array of numpy: what it hides would be read as values."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InvalidArgumentError(argument, "a masked array", *UNMASKED)
+
+
 def has_shape(found: Sequence[int], wanted: Sequence[int | None]) -> bool:
     """Whether all sizes are the wanted ones; None is any."""
-    return len(found) == len(wanted) and all(
-        want in (None, have) for want, have in zip(wanted, found, strict=True)
-    )
+    if len(found) != len(wanted):
+        return False
+    for have, want in zip(found, wanted):  # noqa: SIM110 - a generator takes twice as long, at every call
+        if want is not None and want != have:
+            return False
+    return True
 
 
 def shape_remedy(found: Sequence[int], wanted: Sequence[int | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from itertools import pairwise
@@ -12,9 +13,17 @@ import torch
 
 from kernel.arguments import check_int, has_shape, shape_remedy
 from kernel.batch import Request, ScoreBatch
-from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_BLOCKS, MAX_SEQ_LEN, MAX_TOPK, SUPPORTED_HEADS
+from kernel.contract import (
+    BLOCK_TOKENS,
+    HEAD_DIM,
+    MAX_SEQ_BLOCKS,
+    MAX_SEQ_LEN,
+    MAX_TOPK,
+    PAGE_BYTES,
+    SUPPORTED_HEADS,
+)
 from kernel.errors import InvalidArgumentError
-from kernel.page import as_pages
+from kernel.page import PAGE_STRIDE_ALIGNMENT
 from kernel.step import IntArray, Lengths
 
 
@@ -86,22 +95,27 @@ def check_tensor(
     dtypes: tuple[torch.dtype, ...],
     shape: tuple[int | None, ...] | None,
     device: torch.device | None,
+    traced: bool = False,
 ) -> None:
-    """Refuse a wrong type, layout, dtype, shape (None: any size, or any shape) or device (None: any)."""
+    """Refuse a wrong type, layout, dtype, shape (None: any size, or any shape) or device (None: any), and
+    memory that does not hold the values, see :func:`check_memory`.
+
+    With ``traced`` a compiler may look on, and torch's dispatcher comes next: memory is left to the operator.
+    """
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(
-            argument, type(tensor).__name__, "must be a torch.Tensor", "call torch.as_tensor() on it"
-        )
+        raise _no_tensor(argument, tensor)
     if tensor.layout != torch.strided:
         raise InvalidArgumentError(
             f"{argument}.layout", tensor.layout, "must be torch.strided", "call .to_dense()"
         )
+    if tensor.is_nested:
+        raise _fault(argument, tensor)
     if tensor.dtype not in dtypes:
         raise InvalidArgumentError(
             f"{argument}.dtype",
             tensor.dtype,
             f"must be one of {', '.join(map(str, dtypes))}",
-            f"call .to({dtypes[0]})",
+            _dtype_remedy(tensor.dtype, dtypes),
         )
     if shape is not None and not has_shape(tensor.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
@@ -109,9 +123,163 @@ def check_tensor(
             f"{argument}.shape", tuple(tensor.shape), f"must be [{wanted}]", shape_remedy(tensor.shape, shape)
         )
     if device is not None and tensor.device != device:
+        raise _elsewhere(argument, tensor, device)
+    if not (traced or _holds_its_values(tensor)):
+        raise _fault(argument, tensor)
+
+
+def check_device(argument: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Refuse what is no tensor, or lies elsewhere."""
+    if not isinstance(tensor, torch.Tensor):
+        raise _no_tensor(argument, tensor)
+    if tensor.device != device:
+        raise _elsewhere(argument, tensor, device)
+
+
+def _no_tensor(argument: str, value: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        argument, type(value).__name__, "must be a torch.Tensor", "call torch.as_tensor() on it"
+    )
+
+
+def _elsewhere(argument: str, tensor: torch.Tensor, device: torch.device) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{argument}.device", tensor.device, f"must be {device}", f"call .to('{device}')"
+    )
+
+
+def _dtype_remedy(dtype: torch.dtype, dtypes: tuple[torch.dtype, ...]) -> str:
+    if dtype == torch.float64 and torch.float32 in dtypes:
+        return "call .to(torch.float32), which keeps most digits, or .to(torch.bfloat16)"
+    if dtypes == (torch.uint8,) and dtype.itemsize == 1:
+        return "call .view(torch.uint8)"
+    return f"call .to({dtypes[0]})"
+
+
+# ---- Tensors that are what their memory says: kernels are given addresses, and know nothing of torch ----
+
+_TENSOR = torch.Tensor
+
+
+def check_memory(argument: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose memory does not hold its values, or which has none: views that are negated when
+    they are read, zero tensors, fake and nested ones, those of ``torch.func``, subclasses that compute
+    otherwise, storages that were freed.
+    """
+    if tensor.is_nested or tensor.is_quantized or not _holds_its_values(tensor):
+        raise _fault(argument, tensor)
+
+
+def _holds_its_values(tensor: torch.Tensor, extent: int | None = None) -> bool:
+    """See :func:`check_memory`; ``extent`` are the bytes from the first to the last, where they are known."""
+    kind = type(tensor)
+    if (kind is not _TENSOR and not _is_plain(kind)) or tensor.is_neg():
+        return False
+    try:
+        storage, address = tensor.untyped_storage(), tensor.data_ptr()
+        start = storage.data_ptr()
+    except (RuntimeError, ValueError):  # torch's, for a tensor without a storage
+        return False
+    if not start:
+        return not tensor.numel()
+    if extent is not None:
+        end = address + extent
+    elif tensor.is_contiguous():
+        end = address + tensor.nbytes
+    else:
+        end = _address_range(tensor)[1]
+    return end <= start + storage.nbytes()
+
+
+@functools.cache
+def _is_plain(kind: type[torch.Tensor]) -> bool:
+    """Whether a subclass of torch's leaves all operations as they are."""
+    functions = [
+        getattr(of.__torch_function__, "__func__", of.__torch_function__)
+        for of in (kind, torch.Tensor, torch.nn.Parameter)
+    ]
+    return functions[0] in functions[1:] and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def _fault(argument: str, tensor: torch.Tensor) -> InvalidArgumentError:
+    """What is wrong with the memory of such a tensor."""
+    kind = type(tensor)
+    if tensor.device.type == "meta":
+        return InvalidArgumentError(f"{argument}.device", "meta", "holds no values", "pass the real tensor")
+    if tensor.is_nested:
+        value, remedy = "a nested tensor", "pass its parts, or .to_padded_tensor()"
+    elif torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        value, remedy = "a tensor of a torch.func transform", "make the call outside of the transform"
+    elif not _is_plain(kind):
+        value, remedy = f"a {kind.__name__}", "pass the plain tensor that it stands for"
+    elif tensor.is_quantized:
+        value, remedy = f"a tensor of {tensor.dtype}", "call .dequantize()"
+    elif tensor.layout != torch.strided:
+        value, remedy = f"a tensor of layout {tensor.layout}", "call .to_dense()"
+    elif tensor.is_neg():
+        value, remedy = "a view that is negated when it is read", "call .resolve_neg()"
+    elif tensor._is_zerotensor():
+        value, remedy = "a zero tensor without memory", "call .clone()"
+    else:
+        value = f"a tensor on a storage of {tensor.untyped_storage().nbytes()} bytes"
+        remedy = "pass one whose storage was not freed or cut"
+    return InvalidArgumentError(argument, value, "must be a tensor whose memory holds its values", remedy)
+
+
+def as_pages(pages: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """View a cache as ``[num_pages, 9216]`` uint8 without copying, keeping its page stride.
+
+    Args:
+        pages: uint8, ``[num_pages, 9216]`` or any ``[num_pages, ...]`` of 9,216 contiguous bytes a page
+            (``[num_pages, 128, 72]`` as engines shape it). ``stride(0)`` may exceed 9,216.
+        device: where they must lie; anywhere when None.
+
+    Raises:
+        InvalidArgumentError: wrong dtype, shape, stride, alignment or device; see also :func:`check_memory`.
+    """
+    check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=device, traced=True)
+    if pages.dim() < 2 or pages.shape[1:].numel() != PAGE_BYTES:
         raise InvalidArgumentError(
-            f"{argument}.device", tensor.device, f"must be {device}", f"call .to('{device}')"
+            "pages.shape", tuple(pages.shape), f"must be [num_pages, {PAGE_BYTES}]", "pass one page a row"
         )
+    if pages.dim() == 2:
+        num_pages, stride = pages.shape[0], pages.stride(0)
+        if (
+            num_pages > 1
+            and pages.stride(1) == 1
+            and stride >= PAGE_BYTES
+            and _holds_its_values(pages, (num_pages - 1) * stride + PAGE_BYTES)
+            and not (stride | pages.data_ptr()) % PAGE_STRIDE_ALIGNMENT
+        ):
+            return pages  # as most calls pass them
+    check_memory("pages", pages)
+    expected = 1
+    for size, stride in zip(reversed(pages.shape[1:]), reversed(pages.stride()[1:])):
+        if size != 1 and stride != expected:
+            raise InvalidArgumentError(
+                "pages.stride()",
+                pages.stride(),
+                "the bytes of a page must be contiguous",
+                "only stride(0) is free",
+            )
+        expected *= size
+    num_pages = pages.shape[0]
+    stride = pages.stride(0) if num_pages > 1 else max(pages.stride(0), PAGE_BYTES)
+    if stride < PAGE_BYTES or stride % PAGE_STRIDE_ALIGNMENT:
+        raise InvalidArgumentError(
+            "pages.stride(0)",
+            stride,
+            f"must be at least {PAGE_BYTES} and a multiple of {PAGE_STRIDE_ALIGNMENT}",
+            "pad each page",
+        )
+    if pages.data_ptr() % PAGE_STRIDE_ALIGNMENT:
+        raise InvalidArgumentError(
+            "pages.data_ptr()",
+            pages.data_ptr(),
+            f"must be a multiple of {PAGE_STRIDE_ALIGNMENT}",
+            "start the view at an aligned byte",
+        )
+    return pages.as_strided((num_pages, PAGE_BYTES), (stride, 1))
 
 
 def check_slots(slots: torch.Tensor, num_pages: int) -> None:
@@ -139,7 +307,7 @@ def checked_batch(
 
     Args:
         q: ``[total_q, H, 128]`` float8_e4m3fn.
-        pages: see :func:`kernel.page.as_pages`.
+        pages: see :func:`as_pages`.
         block_table: ``[batch, max_blocks]`` int32; columns past a request's blocks may hold anything.
         cu_seqlens_q: ``[batch + 1]`` int32, exclusive prefix sum of the query lengths.
         seq_lens: ``[batch]`` int32, keys of each request, this step's tokens included.
@@ -222,24 +390,36 @@ def check_scores_buffer(
         raise InvalidArgumentError(
             "scores.stride(2)", scores.stride(2), "must be 1", "keep a row's blocks next to each other"
         )
+    check_cells("scores", scores)
+    check_writable("scores", scores)
+    check_apart("scores", scores, read)
+
+
+def check_cells(argument: str, written: torch.Tensor) -> None:
+    """Refuse a tensor to write to of which two cells are one, an expanded view for one."""
+    if written.is_contiguous():
+        return
     extent = 1
-    for size, stride in sorted(zip(scores.shape, scores.stride()), key=lambda axis: axis[1]):
-        if size > 1 and stride < extent and scores.numel():
+    for size, stride in sorted(zip(written.shape, written.stride()), key=lambda axis: axis[1]):
+        if size > 1 and stride < extent and written.numel():
             raise InvalidArgumentError(
-                "scores.stride()",
-                scores.stride(),
+                f"{argument}.stride()",
+                written.stride(),
                 "two cells must not share memory",
                 "pass a buffer of its own",
             )
         extent += (size - 1) * stride
-    if scores.is_inference() and not torch.is_inference_mode_enabled():
+
+
+def check_writable(argument: str, written: torch.Tensor) -> None:
+    """Refuse a tensor that torch does not let be written."""
+    if written.is_inference() and not torch.is_inference_mode_enabled():
         raise InvalidArgumentError(
-            "scores",
+            argument,
             "an inference tensor",
             "torch does not let it be written outside torch.inference_mode()",
-            "make it outside that mode, or score in it",
+            "make it outside that mode, or call this in it",
         )
-    check_apart("scores", scores, read)
 
 
 def check_apart(argument: str, written: torch.Tensor, read: Mapping[str, torch.Tensor]) -> None:

@@ -82,6 +82,16 @@ class UnknownSequenceError(InvalidArgumentError, KeyError):
         return str(self.args[0])
 
 
+class ReentrantCallError(IndexerError, RuntimeError):
+    """A call inside another call on the same scorer, by the same thread. It has changed nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a call of this thread on this scorer is under way: a signal handler, a finaliser or a callback "
+            "must not make another; note there what to do, and call after it"
+        )
+
+
 class BackendUnavailableError(ArgumentError, RuntimeError):
     """A backend cannot run on this machine; the message says why and which ones can."""
 

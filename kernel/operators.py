@@ -26,10 +26,17 @@ import torch
 
 from kernel.backends import registry
 from kernel.backends.base import Backend, Precision, ScaleChoice
-from kernel.checks import check_tensor, check_topk
+from kernel.checks import (
+    as_pages,
+    check_cells,
+    check_device,
+    check_memory,
+    check_tensor,
+    check_topk,
+    check_writable,
+)
 from kernel.contract import HEAD_DIM
 from kernel.errors import InvalidArgumentError
-from kernel.page import as_pages
 from kernel.step import HEADER, Plan, PlanHeader
 
 NAMESPACE = "nvfp4_indexer"
@@ -40,7 +47,7 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # ---- Backends by name ----
 
 _BACKENDS: dict[tuple[str, torch.device], Backend] = {}
-_CREATING = threading.Lock()
+_CREATING = threading.RLock()
 
 
 def spec(name: str, precision: Precision = "exact", scale_choice: ScaleChoice = "six") -> str:
@@ -72,6 +79,24 @@ def backend_of(name: str, device: torch.device) -> Backend:
     return found
 
 
+def refuse_undispatched(tensors: dict[str, torch.Tensor | None], written: str) -> None:
+    """After an operator's call failed: refuse by name what torch's dispatcher cannot take.
+
+    Args:
+        tensors: arguments of the operator.
+        written: which of them it writes to.
+
+    Raises:
+        InvalidArgumentError: naming one of them.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_memory(name, tensor)
+    target = tensors[written]
+    if target is not None:
+        check_writable(written, target)
+
+
 # ---- Checks: shapes, dtypes, strides and devices, never values ----
 
 
@@ -84,23 +109,36 @@ def _check_call(
         raise InvalidArgumentError(
             "numbers", f"{tuple(numbers.shape)} {numbers.dtype}", "no plan's numbers", "pass plan.numbers"
         )
+    if plan.given:
+        check_memory("numbers", numbers)
+        for at, tensor in enumerate(plan.tensors):
+            check_memory(f"plan[{at}]", tensor)
+            if not tensor.is_contiguous():
+                raise InvalidArgumentError(
+                    f"plan[{at}].stride()", tensor.stride(), "must be contiguous", "pass plan.tensors"
+                )
     header = plan.header
     shape = (header.total_q, header.num_heads, HEAD_DIM)
     device = plan.tensors[0].device
     check_tensor("q", q, dtypes=QUERY_DTYPES, shape=shape, device=device)
-    check_tensor("pages", pages, dtypes=(torch.uint8,), shape=None, device=device)
+    pages = as_pages(pages, device)
     if header.num_score_blocks and not pages.shape[0]:
         raise InvalidArgumentError(
             "pages.shape[0]", 0, "the plan's requests have keys", "pass the pages that hold them"
         )
     if q.dtype != torch.float8_e4m3fn:
         q = q.view(torch.float8_e4m3fn)
-    return q.contiguous(), as_pages(pages), header
+    return q.contiguous(), pages, header
 
 
 def _check_written(name: str, out: torch.Tensor, dtype: torch.dtype, like: torch.Tensor, rows: int) -> None:
     shape = (like.shape[1], rows, None)
     check_tensor(name, out, dtypes=(dtype,), shape=shape, device=like.device)
+    check_cells(name, out)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 # ---- What the operators do ----
@@ -111,7 +149,7 @@ def _insert(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, backen
     check_tensor("slots", slots, dtypes=(torch.int64,), shape=(keys.shape[0],), device=pages.device)
     pages = as_pages(pages)
     if keys.shape[0] and pages.shape[0]:
-        backend_of(backend, pages.device).insert(keys, pages, slots)
+        backend_of(backend, pages.device).insert(_detached(keys), pages, slots)
 
 
 def _select_out(
@@ -166,7 +204,7 @@ def _score_out(
         raise InvalidArgumentError(
             "out.stride(2)", out.stride(2), "must be 1", "keep a row's blocks next to each other"
         )
-    backend_of(backend, q.device).score_plan(whole, q, pages, out)
+    backend_of(backend, q.device).score_plan(whole, q, pages, _detached(out))
 
 
 def _score(
@@ -190,12 +228,13 @@ def _topk_out(
     device = scores.device
     check_tensor("num_blocks", num_blocks, dtypes=(torch.int32,), shape=(total_q,), device=device)
     check_tensor("out", out, dtypes=(torch.int32,), shape=(heads, total_q, None), device=device)
+    check_cells("out", out)
     check_topk("out.shape[2]", out.shape[2])
     if scores.shape[2] > 1 and scores.stride(2) != 1:
         scores = scores.contiguous()
     # An extent past the row would be read out of bounds.
     extents = num_blocks.clamp(0, scores.shape[2])
-    backend_of(backend, device).topk(scores, extents, out, "block" if by_block else "score")
+    backend_of(backend, device).topk(_detached(scores), extents, out, "block" if by_block else "score")
 
 
 def _topk(
@@ -209,37 +248,81 @@ def _topk(
 # ---- What a compiler needs to know: shapes of results ----
 
 
+#
+# A compiler's tensors are fakes of one device. Of a call on real ones torch comes here if one is on "meta".
+
+
 def _shape_of_select(
-    q: torch.Tensor, _pages: object, _plan: object, _numbers: object, topk: int, _backend: str
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    plan: Sequence[torch.Tensor],
+    numbers: torch.Tensor,
+    topk: int,
+    _backend: str,
 ) -> torch.Tensor:
+    _shape_of_run(q, pages, plan, numbers)
     return q.new_empty((q.shape[1], q.shape[0], topk), dtype=torch.int32)
 
 
 def _shape_of_score(
-    q: torch.Tensor, _pages: object, _plan: object, _numbers: object, num_blocks: int, _backend: str
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    plan: Sequence[torch.Tensor],
+    numbers: torch.Tensor,
+    num_blocks: int,
+    _backend: str,
 ) -> torch.Tensor:
+    _shape_of_run(q, pages, plan, numbers)
     return q.new_empty((q.shape[1], q.shape[0], num_blocks), dtype=torch.float32)
 
 
+def _shape_of_run(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    plan: Sequence[torch.Tensor],
+    numbers: torch.Tensor,
+    *_: object,
+    out: torch.Tensor | None = None,
+) -> None:
+    tensors = {"q": q, "pages": pages, **{f"plan[{at}]": tensor for at, tensor in enumerate(plan)}}
+    _check_one_device(tensors if out is None else {**tensors, "out": out})
+    if not q.is_meta:
+        check_device("numbers", numbers, torch.device("cpu"))
+
+
 def _shape_of_topk(
-    scores: torch.Tensor, _num_blocks: object, topk: int, _by_block: bool, _backend: str
+    scores: torch.Tensor, num_blocks: torch.Tensor, topk: int, _by_block: bool, _backend: str
 ) -> torch.Tensor:
+    _check_one_device({"scores": scores, "num_blocks": num_blocks})
     return scores.new_empty((*scores.shape[:2], topk), dtype=torch.int32)
 
 
-def _no_result(*_args: object, **_kwargs: object) -> None:
-    return None
+def _shape_of_topk_out(
+    scores: torch.Tensor, num_blocks: torch.Tensor, _by_block: bool, _backend: str, *, out: torch.Tensor
+) -> None:
+    _check_one_device({"scores": scores, "num_blocks": num_blocks, "out": out})
+
+
+def _shape_of_insert(keys: torch.Tensor, pages: torch.Tensor, slots: torch.Tensor, _backend: str) -> None:
+    _check_one_device({"keys": keys, "pages": pages, "slots": slots})
+
+
+def _check_one_device(tensors: dict[str, torch.Tensor]) -> None:
+    devices = [tensor.device for tensor in tensors.values()]
+    device = next((device for device in devices if device.type != "meta"), devices[0])
+    for name, tensor in tensors.items():
+        check_device(name, tensor, device)
 
 
 # ---- Definitions ----
 
 _RUN = "Tensor q, Tensor pages, Tensor[] plan, Tensor numbers"
 _OPERATORS: dict[str, tuple[str, Callable[..., object], Callable[..., object]]] = {
-    "insert": ("(Tensor keys, Tensor(a!) pages, Tensor slots, str backend) -> ()", _insert, _no_result),
+    "insert": ("(Tensor keys, Tensor(a!) pages, Tensor slots, str backend) -> ()", _insert, _shape_of_insert),
     "select": (f"({_RUN}, int topk, str backend) -> Tensor", _select, _shape_of_select),
-    "select.out": (f"({_RUN}, str backend, *, Tensor(a!) out) -> ()", _select_out, _no_result),
+    "select.out": (f"({_RUN}, str backend, *, Tensor(a!) out) -> ()", _select_out, _shape_of_run),
     "score": (f"({_RUN}, int num_blocks, str backend) -> Tensor", _score, _shape_of_score),
-    "score.out": (f"({_RUN}, str backend, *, Tensor(a!) out) -> ()", _score_out, _no_result),
+    "score.out": (f"({_RUN}, str backend, *, Tensor(a!) out) -> ()", _score_out, _shape_of_run),
     "topk": (
         "(Tensor scores, Tensor num_blocks, int topk, bool by_block, str backend) -> Tensor",
         _topk,
@@ -248,7 +331,7 @@ _OPERATORS: dict[str, tuple[str, Callable[..., object], Callable[..., object]]] 
     "topk.out": (
         "(Tensor scores, Tensor num_blocks, bool by_block, str backend, *, Tensor(a!) out) -> ()",
         _topk_out,
-        _no_result,
+        _shape_of_topk_out,
     ),
 }
 """Name to schema, implementation, and the shapes of its results for a compiler."""

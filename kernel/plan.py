@@ -222,7 +222,7 @@ class PlanCache:
         self._most = most
         self._size = 0
         self._plans: OrderedDict[_Key, PackedPlan] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Plans that are kept."""

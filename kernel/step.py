@@ -204,6 +204,8 @@ class Plan:
     tensors: list[torch.Tensor]
     runs: dict[tuple[object, ...], Any] = field(default_factory=dict)
     """What the backend keeps of a run for the runs of other layers."""
+    given: bool = False
+    """Whether it is made of an operator's arguments that are no plan's of this process: of any tensors."""
 
     def key(self, pages: torch.Tensor, out: torch.Tensor) -> tuple[object, ...]:
         """What a run that is kept depends on beside the plan: all but the addresses of its tensors and of the
@@ -227,9 +229,9 @@ class Plan:
         """The plan of an operator's arguments: the one they are taken from, where it is alive."""
         found = _ALIVE.get(id(numbers))
         if found is None or len(found.tensors) != len(tensors):
-            return Plan(numbers, list(tensors))
+            return Plan(numbers, list(tensors), given=True)
         same = found.numbers is numbers and all(map(operator.is_, found.tensors, tensors))
-        return found if same else Plan(numbers, list(tensors))
+        return found if same else Plan(numbers, list(tensors), given=True)
 
     @staticmethod
     def of(step: Step, numbers: Sequence[int], tensors: Sequence[torch.Tensor]) -> Plan:

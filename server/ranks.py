@@ -105,6 +105,7 @@ class LeadingScorer(DistributedIndexScorer):
         return super().score(*arguments, **options)
 
     def _tell(self, method: str, *arguments: object, **options: object) -> None:
+        self._turn()  # a call that is refused here must not be made there
         if self.lost is not None:
             raise RankLostError(self.lost.ranks, self.lost.reason, _LOST_REMEDY)
         self._followers.tell((method, tuple(map(_packed, arguments)), options))

@@ -177,7 +177,7 @@ class Scores:
         return self._block_ids, self._scores
 
 
-_PROTOCOL = 2
+_PROTOCOL = 3
 """Raised with every change of what ranks send each other."""
 _AGREED = tuple(field.name for field in fields(IndexerConfig) if field.name != "device")
 """Fields of the configuration that are the same on all ranks."""
@@ -295,7 +295,7 @@ class DistributedIndexScorer(IndexScorer):
         Raises:
             RankError: see the class.
         """
-        with self._lock, ExitStack() as undo:
+        with self._turn(), ExitStack() as undo:
             with self._agreement.settled("add_sequence", changes=True):
                 seq = undo.enter_context(self._cache.adding())
             self._striped[seq] = _Striped()
@@ -318,7 +318,7 @@ class DistributedIndexScorer(IndexScorer):
             OutOfPagesError: a rank has too few free pages; says how many the worst off of them is missing.
             RankError: see the class.
         """
-        with self._lock, ExitStack() as undo:
+        with self._turn(), ExitStack() as undo:
             with self._agreement.settled("append_keys", changes=True) as statement:
                 check_tensor("k", k, dtypes=KEY_DTYPES, shape=(None, HEAD_DIM), device=self.device)
                 seqs = list(seq) if isinstance(seq, (list, tuple)) else [cast("int", seq)]
@@ -350,7 +350,7 @@ class DistributedIndexScorer(IndexScorer):
             OutOfPagesError: a copy of a shared page is needed and a rank has no free page.
             RankError: see the class.
         """
-        with self._lock, ExitStack() as undo:
+        with self._turn(), ExitStack() as undo:
             with self._agreement.settled("truncate_sequence", changes=True) as statement:
                 striped = self._striped_of(seq)
                 length = check_truncation(seq, length, striped.length)
@@ -380,7 +380,7 @@ class DistributedIndexScorer(IndexScorer):
             UnknownSequenceError: not a live sequence.
             RankError: see the class.
         """
-        with self._lock, ExitStack() as undo:
+        with self._turn(), ExitStack() as undo:
             with self._agreement.settled("fork_sequence", changes=True) as statement:
                 striped = self._striped_of(seq)
                 statement.says(int(seq))
@@ -396,7 +396,7 @@ class DistributedIndexScorer(IndexScorer):
             UnknownSequenceError: not a live sequence.
             RankError: see the class.
         """
-        with self._lock:
+        with self._turn():
             with self._agreement.settled("free_sequence", changes=True) as statement:
                 self._striped_of(seq)
                 statement.says(int(seq))
@@ -438,7 +438,7 @@ class DistributedIndexScorer(IndexScorer):
             InvalidArgumentError: an argument is outside the contract, or the scores do not fit in memory.
             RankError: see the class.
         """
-        with self._lock:
+        with self._turn():
             times = StageTimes(self.device, measured=timings)
             with self._agreement.settled("score", changes=False) as statement:
                 with times.stage("check"):
@@ -477,9 +477,10 @@ class DistributedIndexScorer(IndexScorer):
 
     def _striped_of(self, seq: int) -> _Striped:
         number = as_int(seq)
-        if number is None or number not in self._striped:
+        found = None if number is None else self._striped.get(number)
+        if found is None:
             raise UnknownSequenceError(seq)
-        return self._striped[number]
+        return found
 
     def _appended(self, before: Sequence[_Striped], added: Sequence[int]) -> list[_Striped]:
         """Sequences with more tokens. New ones begin on the ranks that then have the most free pages."""

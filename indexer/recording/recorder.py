@@ -143,7 +143,7 @@ class Recorder:
         self.folder = _path("folder", folder)
         self._every, self._max_count, self._max_bytes = every, max_count, max_bytes
         self._strict, self._on_error = strict, on_error
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._calls = self._taken = 0
         self._room = threading.Semaphore(PENDING)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="nvfp4-indexer-recorder")

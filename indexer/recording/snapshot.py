@@ -14,11 +14,10 @@ import torch
 from indexer.case import Case, EngineOrder, EngineRecord
 from indexer.case.case import MAX_FORCED_BLOCKS, MAX_LAYER
 from indexer.case.container import Array, shown
-from kernel.arguments import as_int, check_bool
-from kernel.checks import check_tensor, check_topk
+from kernel.arguments import as_int, check_bool, check_unmasked
+from kernel.checks import as_pages, check_tensor, check_topk
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_LEN, PAGE_BYTES, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
-from kernel.page import as_pages
 
 # ---- Pages in use ----
 
@@ -180,7 +179,6 @@ class CaptureOptions:
                 raise InvalidArgumentError("pages.shape", tuple(pages.shape), limit, "pass one page a row")
         else:
             as_pages(pages)
-        tensors = {"index_q": index_q, "pages": pages}
         for name, tensor, dtypes, shape in (
             ("scores", self.scores, _SCORES, (heads, None, None)),
             ("block_ids", self.block_ids, _INTEGERS, (heads, None, self.topk)),
@@ -188,12 +186,6 @@ class CaptureOptions:
         ):
             if tensor is not None:
                 check_tensor(name, tensor, dtypes=dtypes, shape=shape, device=None)
-                tensors[name] = tensor
-        for name, tensor in tensors.items():
-            if tensor.device.type == "meta":
-                raise InvalidArgumentError(
-                    f"{name}.device", "meta", "holds no values", "pass the real tensor"
-                )
 
 
 def check_tokens(total_q: int, **tensors: tuple[torch.Tensor | None, int]) -> None:
@@ -233,6 +225,7 @@ def host_integers(name: str, value: object, dims: int) -> Array:
     Raises:
         InvalidArgumentError: anything else.
     """
+    check_unmasked(name, value)
     if isinstance(value, (list, tuple, np.ndarray)):
         found = _array(name, value)
     else:

@@ -21,9 +21,10 @@ from kernel.backends.reference.quantizer import (
     magnitude_lut,
     quantize_query,
 )
+from kernel.checks import as_pages
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM
 from kernel.errors import InvalidArgumentError
-from kernel.page import as_pages, codes_of, scales_of
+from kernel.page import codes_of, scales_of
 from tests.support.calls import EVERY_BYTE, NAN, ONE, Call, cumulative, pack_page, random_call, strided_pages
 from tests.support.compare import assert_same_bits, assert_within_bounds, inserted, scores_of
 

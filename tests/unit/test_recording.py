@@ -224,6 +224,7 @@ def test_pages_that_offsets_of_32_bits_would_read_are_kept_on_request(tmp_path: 
         ({"scores": torch.zeros(1, 7, 1)}, "scores.shape[2]"),
         ({"order": "best"}, "order"),
         ({"topk": 65}, "topk"),
+        ({"seq_lens": np.ma.array([300, 129], mask=[True, False])}, "seq_lens"),
         *WRONG_TYPES,
     ],
 )

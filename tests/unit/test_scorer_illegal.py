@@ -22,6 +22,7 @@ from tests.support.scorer_state import state_of
 
 NAN, INF = float("nan"), float("inf")
 LIVE, FORK, FREED = 0, 1, 2
+MASKED = np.ma.array([1, 1], mask=[False, True])
 
 
 def queries(rows: int, heads: int = 4) -> torch.Tensor:
@@ -139,7 +140,23 @@ ILLEGAL: dict[str, Illegal] = {
     "append: k is a list": append([[0.0] * 128], "k", "list: must be a torch.Tensor"),
     "append: k is numpy": append(keys(2).float().numpy(), "k", "ndarray: must be a torch.Tensor"),
     "append: k int32": append(keys(2).int(), "k.dtype", "torch.int32: must be one of"),
-    "append: k float64": append(keys(2).double(), "k.dtype", "torch.float64"),
+    "append: k float64": append(
+        keys(2).double(), "k.dtype", "torch.float32; call .to(torch.float32), which keeps most digits"
+    ),
+    "append: lens masked": Illegal(
+        lambda scorer: scorer.append_keys([LIVE, FORK], keys(2), MASKED),  # type: ignore[arg-type]
+        "lens",
+        "a masked array: must have no mask",
+    ),
+    "plan: lengths masked": Illegal(
+        lambda scorer: scorer.plan(sequences=[LIVE, FORK], query_lens=MASKED), "query_lens", "a masked array"
+    ),
+    "score: lengths masked": score(
+        "query_lens",
+        "a masked array",
+        sequences=[LIVE, FORK],
+        query_lens=np.ma.array([2, 1], mask=[False, True]),
+    ),
     "append: k fp8": append(keys(2).to(torch.float8_e4m3fn), "k.dtype", "float8"),
     "append: k one key without its axis": append(keys(1)[0], "k.shape", "(128,): must be [any, 128]"),
     "append: k narrow": append(keys(2)[:, :64], "k.shape", "(2, 64)"),
@@ -192,7 +209,9 @@ ILLEGAL: dict[str, Illegal] = {
     "paged: q heads": paged("q.shape", "(5, 2, 128)", q=queries(5, 2)),
     "paged: pages is bytes": paged("pages", "bytes", pages=bytes(PAGE_BYTES)),
     "paged: pages int8": paged(
-        "pages.dtype", "torch.int8", pages=torch.zeros(4, PAGE_BYTES, dtype=torch.int8)
+        "pages.dtype",
+        "torch.uint8; call .view(torch.uint8)",
+        pages=torch.zeros(4, PAGE_BYTES, dtype=torch.int8),
     ),
     "paged: pages flat": paged("pages.shape", "(9216,)", pages=torch.zeros(PAGE_BYTES, dtype=torch.uint8)),
     "paged: pages narrow": paged("pages.shape", "(4, 9215)", pages=torch.zeros(4, 9215, dtype=torch.uint8)),

@@ -199,7 +199,7 @@ class LibraryKernels(Generic[Key]):
     def __init__(self, device: Device, library: KernelLibrary, name_of: Callable[[Key], str]) -> None:
         self._device, self._library, self._name_of = device, library, name_of
         self._on_device: set[str] = set()
-        self._loading = threading.Lock()
+        self._loading = threading.RLock()
 
     def launch(self, key: Key, tensors: Iterable[torch.Tensor], *arguments: int) -> None:
         """Launch; loads the module at the first launch."""

@@ -102,7 +102,7 @@ def kernels_on(device: Device, name_of: Callable[[Key], str], build: Callable[[K
 
 _COMPILED: dict[tuple[type, torch.device], dict[str, Launch]] = {}
 """Compiled kernels of this process by device and name: even from FlyDSL's cache one is traced anew."""
-_compiling = threading.Lock()
+_compiling = threading.RLock()
 
 
 class CompiledKernels(Generic[Key]):

@@ -160,7 +160,7 @@ class SimulatedDevice:
         self.launches: deque[LaunchRecord] = deque(maxlen=_KEPT_LAUNCHES)
         self._library: ctypes.CDLL | None = None
         self._callback = LAUNCH_CALLBACK(self._on_launch)  # lives as long as the library may call it
-        self._one_launch = threading.Lock()
+        self._one_launch = threading.RLock()
         self._one_capture = threading.Lock()
         self._thread = threading.local()
 
