@@ -33,7 +33,7 @@ from indexer.wire import (
     encode_keys,
     encode_sequences_call,
 )
-from kernel.arguments import check_bool, check_int
+from kernel.arguments import check_bool, check_int, check_unmasked
 from kernel.contract import MAX_SEQ_LEN
 from kernel.errors import CaseFileError, IndexerError, InvalidArgumentError, UnknownSequenceError
 
@@ -43,6 +43,8 @@ CacheUse = Literal["cold", "warm"]
 OptionValue = int | str | bool | None
 
 _CHUNK_BYTES = 1 << 20
+_MAX_ID_CHARS = 64
+"""Of a sequence: four times what servers give out, and far less than they read of a path."""
 _KEY_DTYPES = tuple(DTYPES[name] for name in ("BF16", "F16", "F32"))
 _QUERY_DTYPES = (*_KEY_DTYPES, DTYPES["F8_E4M3"])
 _adapters: dict[type[Any], TypeAdapter[Any]] = {}
@@ -302,6 +304,7 @@ def _array(name: str, value: object, dtypes: tuple[np.dtype[Any], ...]) -> Array
         raise InvalidArgumentError(
             name, type(value).__name__, "must be a numpy array", "convert it (ml_dtypes has bfloat16)"
         )
+    check_unmasked(name, value)
     if value.dtype not in dtypes:
         names = ", ".join(dtype.name for dtype in dtypes)
         raise InvalidArgumentError(
@@ -322,6 +325,7 @@ def _lens(query_lens: object) -> tuple[int, ...]:
         raise InvalidArgumentError(
             "query_lens", repr(query_lens)[:60], "must be a list, a tuple or a flat array", "call .tolist()"
         )
+    check_unmasked("query_lens", query_lens)
     lens = tuple(check_int(f"query_lens[{row}]", value) for row, value in enumerate(query_lens))
     for row, value in enumerate(lens):
         if not 0 <= value <= MAX_SEQ_LEN:
@@ -332,7 +336,12 @@ def _lens(query_lens: object) -> tuple[int, ...]:
 
 
 def _path(sequence: object) -> str:
-    if not isinstance(sequence, str) or not sequence.isalnum():
+    if not (
+        isinstance(sequence, str)
+        and sequence.isascii()
+        and sequence.isalnum()
+        and len(sequence) <= _MAX_ID_CHARS
+    ):
         raise InvalidArgumentError(
             "sequence", repr(sequence)[:60], "must be an id of the server", "use what add_sequence() returned"
         )

@@ -6,6 +6,7 @@ lists. The records are in :mod:`indexer.wire`.
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -108,6 +109,8 @@ _Model = TypeVar("_Model", bound="_StrictModel")
 _Queries = list[list[list[float]]]
 _Keys = list[list[float]]
 _INT32 = 2**31 - 1
+_SHOWN_BYTES = 30
+"""Of a body that is no JSON, up to where it is wrong."""
 _Integers = list[Annotated[int, Field(ge=-_INT32, le=_INT32)]]
 
 
@@ -222,6 +225,8 @@ def _parsed(model: type[_Model], body: bytearray) -> _Model:
         return found
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=True)[0]
+        if first["type"] == "json_invalid":
+            raise _no_json(text, first["msg"]) from error
         argument = argument_name(first["loc"])
         raise invalid(argument, _value_of(first), first["msg"], "see /openapi.json") from error
 
@@ -233,12 +238,29 @@ def _check_members(pairs: list[tuple[str, Any]]) -> None:
         raise invalid(ascii(twice)[1:-1][:60], "two values", "must be given once", "leave the other out")
 
 
+def _no_json(text: bytes, message: str) -> ProblemError:
+    """Returns the refusal of a body that is no JSON, with what stands where reading it ended."""
+    if text.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return invalid("body", "a byte order mark", "must be JSON in UTF-8", "encode it without the mark")
+    reason, at, place = message.removeprefix("Invalid JSON: ").rpartition(" at line ")
+    line, _, column = place.partition(" column ")
+    shown = text[:_SHOWN_BYTES]
+    if at:
+        end = int(column)
+        shown = text.split(b"\n")[int(line) - 1][max(end - _SHOWN_BYTES, 0) : end]
+        reason = f"{reason}{at}{place}"
+    value = ascii(shown.decode(errors="replace")) if text else "nothing"
+    return invalid("body", value, f"must be JSON: {reason}", "see /openapi.json")
+
+
 def _value_of(error: ErrorDetails) -> str:
-    """Returns the value at fault for a message."""
+    """Returns the value at fault for a message, as JSON has it."""
     given = error["input"]
     if error["type"] == "missing":  # the input is what should hold it
         return "not given"
-    return ascii(given)[:100] if isinstance(given, (int, float, str)) else type(given).__name__
+    if isinstance(given, (dict, list)):
+        return "an object" if isinstance(given, dict) else "an array"
+    return json.dumps(given)[:100]
 
 
 def _array(name: str, values: list[Any], empty: tuple[int, ...]) -> Array:

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from indexer.case.container import DTYPES, Array, refuse, shown
-from kernel.arguments import as_int, has_shape, shape_remedy
+from kernel.arguments import UNMASKED, as_int, has_shape, shape_remedy
 from kernel.contract import (
     BLOCK_TOKENS,
     GROUPS,
@@ -33,16 +33,23 @@ def check_array(name: str, array: object, dtypes: tuple[str, ...], shape: tuple[
     """
     if not isinstance(array, np.ndarray):
         refuse(name, type(array).__name__, "must be a numpy array", "call numpy.asarray() on it")
+    _check_unmasked(name, array)
     if not any(array.dtype == DTYPES[dtype] for dtype in dtypes):
+        wide = "F32" if array.dtype == np.float64 else ""
         refuse(
             f"{name}.dtype",
             array.dtype,
             f"must be one of {', '.join(dtypes)}",
-            f"call .astype({DTYPES[dtypes[0]].name})",
+            f"call .astype({DTYPES[wide if wide in dtypes else dtypes[0]].name})",
         )
     if not has_shape(array.shape, shape):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         refuse(f"{name}.shape", list(array.shape), f"must be [{wanted}]", shape_remedy(array.shape, shape))
+
+
+def _check_unmasked(name: str, array: object) -> None:
+    if isinstance(array, np.ma.MaskedArray):
+        refuse(name, "a masked array", *UNMASKED)
 
 
 def _check_number(record: object, name: str, least: int, most: int) -> None:
@@ -278,6 +285,7 @@ class Case:
             refuse("index_k.shape[0]", index_k.shape[0], limit, "write every request's keys, prefix included")
 
     def _check_pages(self, pages: Array, block_table: Array) -> None:
+        _check_unmasked("pages", pages)
         if pages.dtype != np.uint8 or pages.shape[1:] not in PAGE_SHAPES:
             limit = f"must be U8 [num_pages, {PAGE_BYTES}] or [num_pages, 128, 72]"
             refuse("pages", f"{pages.dtype} {list(pages.shape)}", limit, "write one page a row")

@@ -179,7 +179,9 @@ def test_what_a_client_cannot_use_is_named(name: str, options: dict[str, Any]) -
     assert "break" not in str(caught.value)
 
 
-@pytest.mark.parametrize("sequence", ["", "a/b", "../info", "a,b", 5, None])
+@pytest.mark.parametrize(
+    "sequence", ["", "a/b", "../info", "a,b", "\N{LATIN SMALL LETTER E WITH ACUTE}", "a" * 65, 5, None]
+)
 def test_an_id_that_is_none_is_not_sent(sequence: Any) -> None:
     with Client(URL, transport=Script()) as client:
         with pytest.raises(InvalidArgumentError, match="sequence"):
@@ -188,7 +190,9 @@ def test_an_id_that_is_none_is_not_sent(sequence: Any) -> None:
             client.score(np.zeros((1, 4, 128), np.float32), [sequence])
 
 
-@pytest.mark.parametrize("k", [None, [[1.0] * 128], "keys", np.zeros((1, 128))])
+@pytest.mark.parametrize(
+    "k", [None, [[1.0] * 128], "keys", np.zeros((1, 128)), np.ma.zeros((1, 128), np.float32)]
+)
 def test_what_is_no_tensor_is_not_sent(k: Any) -> None:
     with Client(URL, transport=Script()) as client, pytest.raises(InvalidArgumentError):
         client.append_keys("aa", k)
@@ -227,6 +231,7 @@ REFUSED: dict[str, list[Callable[[Any], Any]]] = {
         lambda client: client.score(Q, ["aa"], 2),
         lambda client: client.score(Q, ["aa"], "2"),
         lambda client: client.score(Q, ["aa"], np.zeros((1, 1), np.int32)),
+        lambda client: client.score(Q, ["aa"], np.ma.array([2], mask=[True])),
     ],
     "query_lens[1]": [
         lambda client: client.score(Q, ["aa", "bb"], [1, 2**40]),

@@ -182,8 +182,25 @@ def test_bad_json_is_named(client: httpx.Client, body: object, argument: str) ->
     ("body", "detail"),
     [
         (b"{}", "index_q = not given: Field required; see /openapi.json"),
-        (b'{"index_q": {}, "index_k": []}', "index_q = dict: "),
-        (b"[", "body = bytes: Invalid JSON"),
+        (b'{"index_q": {}, "index_k": []}', "index_q = an object: "),
+        (b'{"index_q": null, "index_k": []}', "index_q = null: "),
+        (b'{"index_q": [], "index_k": [[null]]}', "index_k[0, 0] = null: "),
+        (b'{"index_q": [], "index_k": [[true]]}', "index_k[0, 0] = true: "),
+        (b'{"index_q": [], "index_k": [], "topk": "4"}', 'topk = "4": '),
+        (b"null", "body = null: "),
+        (b"[]", "body = an array: "),
+        (b"", "body = nothing: must be JSON: EOF while parsing a value"),
+        (b"[", "body = '[': must be JSON: EOF while parsing a list at line 1 column 1; see /openapi.json"),
+        (
+            b'{"index_q": [],\n "index_k": [[1.0, 2.0, 3.0, 4.0, 5.0, nan]]}',
+            "body = ' [[1.0, 2.0, 3.0, 4.0, 5.0, na': must be JSON: expected ident at line 2 column 41; see",
+        ),
+        (
+            b'\xef\xbb\xbf{"index_q": []}',
+            "body = a byte order mark: must be JSON in UTF-8; encode it without",
+        ),
+        ('{"index_q": []}'.encode("utf-16"), "body = a byte order mark: must be JSON in UTF-8"),
+        (b'{"index_q": "\xff"}', 'body = \'{"index_q": "'),
     ],
 )
 def test_bad_json_is_told_in_words_of_the_caller(client: httpx.Client, body: bytes, detail: str) -> None:

@@ -446,6 +446,22 @@ def test_pages_outside_the_contract_are_refused(changes: Header, argument: str) 
     assert caught.value.argument == argument
 
 
+@pytest.mark.parametrize("name", ["index_q", "index_k", "seq_lens", "pages"])
+def test_a_masked_array_is_refused(name: str) -> None:
+    """What it hides would be read as values."""
+    make: Any = paged_case if name == "pages" else small_case
+    array = getattr(make(), name)
+    with pytest.raises(CaseFileError, match=rf"^{name} = a masked array: .*; call \.filled\(\)"):
+        make(**{name: np.ma.array(array, mask=np.ones(array.shape, bool))})
+
+
+def test_float64_is_advised_the_type_that_keeps_most_of_it() -> None:
+    for name in ("index_q", "index_k"):
+        array = getattr(small_case(), name)
+        with pytest.raises(CaseFileError, match=r"^index_.\.dtype = float64: .*; call \.astype\(float32\)"):
+            small_case(**{name: array.astype(np.float64)})
+
+
 def test_table_of_a_request_without_queries_is_not_looked_at() -> None:
     case = paged_case(
         cu_seqlens_q=int32(0, 5, 5),
