@@ -71,15 +71,23 @@ def select_rows(scores: torch.Tensor, num_blocks: torch.Tensor, k: int, order: O
     """Each row's best blocks, ``[rows, k]`` int32.
 
     Args:
-        scores: ``[rows, blocks]`` float32, -inf at and past a row's ``num_blocks``.
+        scores: ``[rows, blocks]`` float32 of this backend, of which none is a denormal; -inf at and past a
+            row's ``num_blocks``.
         num_blocks: ``[rows]`` int64.
         k: blocks to select.
         order: of them.
     """
     if scores.shape[1] > _FEW_BLOCKS:
         return unpack(best(pack(scores, 0, num_blocks), k), order)
+    return _sorted_rows(
+        scores.nan_to_num(-torch.inf, posinf=torch.inf, neginf=-torch.inf), num_blocks, k, order
+    )
+
+
+def _sorted_rows(keys: torch.Tensor, num_blocks: torch.Tensor, k: int, order: Order) -> torch.Tensor:
+    """As :func:`select_rows`, of a few keys without NaN."""
     # A stable sort leaves the lower of equally good blocks first, so those of a row before those past it.
-    ids = comparable(scores).sort(dim=1, descending=True, stable=True).indices[:, :k]
+    ids = keys.sort(dim=1, descending=True, stable=True).indices[:, :k]
     ids = ids.masked_fill(ids >= num_blocks[:, None], _MAX_ID)
     if order == "block":
         ids = ids.sort(dim=1).values
@@ -102,7 +110,9 @@ def select_topk(
         width = int(limits.max())
         past = torch.arange(width, dtype=torch.int64, device=scores.device) >= limits[:, None]
         rows = scores[:, start:end, :width].masked_fill(past, -torch.inf).flatten(0, 1)
-        found = select_rows(rows, limits.long().repeat(heads), k, order)
+        of_rows = limits.long().repeat(heads), k, order
+        few = width <= _FEW_BLOCKS
+        found = _sorted_rows(comparable(rows), *of_rows) if few else select_rows(rows, *of_rows)
         block_ids[:, start:end] = found.view(heads, -1, k)
         start = end
 
