@@ -57,6 +57,15 @@ _WAITING = (
 )
 """Folders and files whose tests wait for deadlines, servers, ranks and processes, half their time or more."""
 
+_LAUNCHING = (
+    "gfx950/test_decode.py",
+    "gfx950/test_hip_",
+    "gfx950/test_kernel_library.py",
+    "gfx950/test_prefill.py",
+    "gfx950/test_row_calls.py",
+)
+"""Files that launch the kernels on the simulated device."""
+
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]
     """Gives tests that share costly set-up to one worker, and those that wait to the last worker; others take
@@ -69,10 +78,10 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0].removeprefix("tests/")
-        if path.startswith(("gfx950", *_WAITING)):
-            return path
         # Kernels take a second or two at their first launch on the simulated device of a process.
-        return "flydsl-sim" if path.startswith("contract") and "flydsl-sim" in nodeid else nodeid
+        if path.startswith(_LAUNCHING) or (path.startswith("contract") and "flydsl-sim" in nodeid):
+            return "flydsl-sim"
+        return path if path.startswith(("gfx950", *_WAITING)) else nodeid
 
     def schedule(self) -> None:
         if self._last is None and len(self.nodes) > 1:
