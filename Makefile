@@ -59,7 +59,7 @@ test-gpu: $(READY) ## every test of the backends on this machine's GPU, the slow
 bench-gpu: $(READY) ## speed of the triton backend on this machine's GPU: every stage, cold and warm
 	$(BIN)/python -m tests.benchmarks.bench_gpu
 
-bench-cpu: $(READY) ## speed of the cpu backend against torch.mm and the oracle, in one run
+bench-cpu: $(READY) ## speed of the cpu backend against torch.mm and the oracle, alone and beside a busy process
 	$(BIN)/python -m tests.benchmarks.bench_cpu
 
 bench-http: $(READY) ## what HTTP costs over in-process calls, and calls a second, on loopback

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -54,6 +54,7 @@ from kernel.errors import InvalidArgumentError, ReentrantCallError
 from kernel.nvfp4 import build_lut, quantize_query
 from kernel.page import blocks_of
 from kernel.step import DeviceLengths, Lengths, Plan, Step
+from kernel.threads import on_one_thread
 
 KEY_DTYPES = operators.FLOAT_DTYPES
 _KEPT_PLANS = 4
@@ -629,7 +630,7 @@ class IndexScorer:
     def _quantized(self, q: torch.Tensor, times: StageTimes) -> torch.Tensor:
         if q.dtype == torch.float8_e4m3fn:
             return q.detach().contiguous()
-        with times.stage("quantize_query"):
+        with times.stage("quantize_query"), on_one_thread() if q.is_cpu else nullcontext():
             return quantize_query(q.detach()).contiguous()
 
 

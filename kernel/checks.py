@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +26,7 @@ from kernel.contract import (
 from kernel.errors import InvalidArgumentError
 from kernel.page import PAGE_STRIDE_ALIGNMENT
 from kernel.step import IntArray, Lengths
+from kernel.threads import on_one_thread
 
 
 def check_heads(num_heads: int) -> int:
@@ -72,12 +74,13 @@ def check_precision(precision: str) -> None:
 
 def check_finite(argument: str, values: torch.Tensor) -> None:
     """Refuse NaN and infinity, naming the first position that holds one."""
-    if values.numel() and values.dtype != torch.float8_e4m3fn:
-        # One copy of both, where isfinite takes five operations more.
-        if all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist())):
+    with on_one_thread() if values.is_cpu else nullcontext():
+        if values.numel() and values.dtype != torch.float8_e4m3fn:
+            # One copy of both, where isfinite takes five operations more.
+            if all(map(math.isfinite, torch.stack(values.detach().aminmax()).tolist())):
+                return
+        elif bool(all_finite(values)):
             return
-    elif bool(all_finite(values)):
-        return
     wide = values.float() if values.dtype == torch.float8_e4m3fn else values
     position = tuple((~torch.isfinite(wide)).nonzero()[0].tolist())
     raise InvalidArgumentError(

@@ -1,6 +1,6 @@
 """What HTTP costs over an in-process call, and how many small calls a second it serves. Loopback only.
 
-    python -m tests.benchmarks.bench_http [--seconds 5]
+    python -m tests.benchmarks.bench_http [--seconds 5] [--busy]
 
 Both sides run in turns, so that other load on the machine falls on both. Three figures:
 
@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import ml_dtypes
 import numpy as np
@@ -27,6 +28,7 @@ from indexer import IndexerConfig, IndexScorer
 from indexer.case.container import Array
 from indexer.replay import as_tensor
 from indexer.wire import SequencesCall, decode_reply, encode_keys, encode_sequences_call
+from tests.benchmarks.bench_cpu import busy_process
 from tests.support.http import Connection, request_bytes
 from tests.support.live_server import LiveServer
 
@@ -164,9 +166,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="length of the load, at most 60")
     parser.add_argument("parts", nargs="*", default=["decode", "prefill", "load"], help="which figures")
+    parser.add_argument("--busy", action="store_true", help="beside a process that takes a core")
     arguments = parser.parse_args()
     flags = ("--backend", "cpu", "--num-pages", str(PAGES), "--log-level", "warning")
-    with LiveServer(*flags, "--log-level", "info") as server:
+    busy = busy_process() if arguments.busy else nullcontext()
+    with LiveServer(*flags, "--log-level", "info") as server, busy:
         figures = asyncio.run(run(server.url, min(arguments.seconds, 60.0), arguments.parts))
     for name, value in figures.items():
         print(f"{name:24} {value:10.3f}")

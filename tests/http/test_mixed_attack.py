@@ -248,6 +248,8 @@ def measure(seconds: float) -> dict[str, Any]:
         "idle_p50_ms": round(1e3 * _quantile(seen.idle, 0.5), 1),
         "attacked_p50_ms": round(1e3 * _quantile(seen.calls, 0.5), 1),
         "attacked_p99_ms": round(1e3 * _quantile(seen.calls, 0.99), 1),
+        "attacked_max_ms": round(1e3 * max(seen.calls), 1),
+        "bound_ms": round(2e3 * _quantile(seen.idle, 0.5) + 1e3 * max(held)[0], 1),
         "healthz_p50_ms": round(1e3 * _quantile(seen.probes, 0.5), 1),
         "healthz_p99_ms": round(1e3 * _quantile(seen.probes, 0.99), 1),
         "healthz_max_ms": round(1e3 * max(seen.probes), 1),
@@ -268,7 +270,7 @@ def test_a_mixed_attack_of_ten_minutes() -> None:
     found = measure(600)
     print(json.dumps(found))
     assert found["healthz_p99_ms"] < 100
-    assert found["attacked_p99_ms"] < 2 * found["idle_p50_ms"] + 1e3 * found["longest_profiles"][-1]
+    assert found["attacked_p99_ms"] < found["bound_ms"], "twice the idle time, and the longest call"
     assert found["memory_growth_mb"] < 50
     assert found["metrics_bytes"] < 200_000
     assert found["errors"] == 0

@@ -8,13 +8,18 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernel import threads as cpu_threads
 from kernel.backends import cpu
 from kernel.backends.base import Order, Precision
 from kernel.backends.cpu import CpuBackend, topk
@@ -25,6 +30,7 @@ from kernel.contract import PAGE_BYTES
 from kernel.errors import InvalidArgumentError
 from kernel.nvfp4 import build_lut, quantize_query
 from kernel.step import Lengths, PlanHeader, Step
+from kernel.threads import HELPER_NAME, on_one_thread, run_tasks
 from tests.support.calls import Call, cumulative, random_call, strided_pages
 from tests.support.compare import (
     assert_same_bits,
@@ -162,6 +168,96 @@ def test_a_narrow_width_that_disagrees_is_not_used(monkeypatch: pytest.MonkeyPat
     assert [tile.queries.shape[1] for tile in tiles.split(queries, 0, 1)] == [min(tiles.widths)]
 
 
+# Tasks on threads: each operation on the thread that calls it, and nothing left behind.
+
+
+def test_tasks_run_once_each_on_threads_of_one_thread(threads: None) -> None:
+    """Helpers take tasks too; numbers of threads are as before, for this thread and for new ones."""
+    torch.set_num_threads(3)
+    seen: list[tuple[int, int, int]] = []
+    together = threading.Barrier(3, timeout=30)
+
+    def task(number: int, _: None) -> None:
+        if number < 3:
+            together.wait()
+        seen.append((number, torch.get_num_threads(), threading.get_ident()))
+
+    with on_one_thread() as count:
+        run_tasks((partial(task, number) for number in range(20)), lambda: None, count)
+    assert sorted(number for number, _, _ in seen) == list(range(20))
+    assert {used for _, used, _ in seen} == {1}
+    assert len({thread for _, _, thread in seen}) == 3
+    assert torch.get_num_threads() == 3
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == 3
+    assert not [thread for thread in threading.enumerate() if thread.name == HELPER_NAME]
+
+
+@pytest.mark.parametrize("where", ["here", "helper"])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
+def test_an_error_of_a_task_ends_the_call(where: str, error: type[BaseException]) -> None:
+    """It is raised here after all threads have ended; no further task is begun."""
+    begun, ended = [], []
+    together = threading.Barrier(2, timeout=30)
+
+    def task(number: int, _: None) -> None:
+        begun.append(number)
+        together.wait()
+        if (threading.current_thread() is threading.main_thread()) == (where == "here"):
+            raise error(number)
+        time.sleep(0.05)
+        ended.append(number)
+
+    with pytest.raises(error):
+        run_tasks((partial(task, number) for number in range(9)), lambda: None, 2)
+    assert sorted(begun) == [0, 1]
+    assert len(ended) == 1
+    assert not [thread for thread in threading.enumerate() if thread.name == HELPER_NAME]
+
+
+def test_tasks_run_here_where_the_system_has_no_more_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    done: list[int] = []
+    run_tasks((lambda _, number=number: done.append(number) for number in range(5)), lambda: None, 4)  # type: ignore[misc]
+    assert done == list(range(5))
+
+
+def test_without_the_setters_operations_take_their_threads(
+    cpu_backend: CpuBackend, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
+    torch.set_num_threads(2)
+    call = random_call([(640, 17), (700, 300)], values="inexact")
+    expected = scores_of(cpu_backend, call), selection_of(cpu_backend, call, 16)
+    monkeypatch.setattr(cpu_threads, "_setters", lambda: None)
+    with on_one_thread() as count:
+        assert (count, torch.get_num_threads()) == (1, 2)
+    assert_same_bits(scores_of(cpu_backend, call), expected[0])
+    assert_same_bits(selection_of(cpu_backend, call, 16), expected[1])
+
+
+def test_tile_batches_spread_over_threads(cpu_backend: CpuBackend, threads: None) -> None:
+    """Decode requests enough for several tasks, in inference mode, whose tensors only it may write."""
+    call = random_call([(1300 + 100 * row, 1) for row in range(40)], 4, values="inexact").forcing(1, 1)
+    batch, ids = call.batch(), []
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        layout = Layout.of(
+            Lengths.of(batch.requests), PlanHeader.of(Step.of(batch)), 60, cpu_module.ROW_WIDTHS, count
+        )
+        assert (len(layout.tile_batches) == 1) == (count == 1)
+        with torch.inference_mode():
+            block_ids = torch.empty(4, 40, 16, dtype=torch.int32)
+            cpu_backend.select(batch, block_ids, "score")
+            scores = torch.empty(4, 40, batch.num_score_blocks)
+            cpu_backend.score(batch, scores)
+        ids.append((block_ids, scores))
+    assert_same_bits(ids[0][0], ids[1][0])
+    assert_same_bits(ids[0][1], ids[1][1])
+
+
 # What the cpu backend must not do: work that no row sees, memory that grows, addresses that wrap.
 
 
@@ -218,7 +314,7 @@ def test_select_memory_does_not_grow_with_the_queries() -> None:
 
 def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """A first prefill of 2,048 tokens: about half of the blocks, counted in tokens times rows."""
-    multiplied = 0
+    multiplied: list[int] = []
     write = cpu_module.TileMaxima.write
 
     def counting(
@@ -228,8 +324,7 @@ def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyP
         first_position: int,
         out: torch.Tensor,
     ) -> None:
-        nonlocal multiplied
-        multiplied += keys.shape[0] * tile.queries.shape[1]
+        multiplied.append(keys.shape[0] * tile.queries.shape[1])
         assert first_position <= tile.last_position
         assert first_position + keys.shape[0] - 128 <= tile.last_position
         write(self, tile, keys, first_position, out)
@@ -238,7 +333,7 @@ def test_only_blocks_that_a_tile_sees_are_multiplied(monkeypatch: pytest.MonkeyP
     call = long_call(16, 2048)
     scores_of(CpuBackend(), call)
     visible = int(call.batch().num_blocks_per_query().sum()) * 128 * 4
-    assert multiplied == visible
+    assert sum(multiplied) == visible
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -285,7 +380,7 @@ def test_requests_of_one_tile_and_longer_ones_in_one_batch(monkeypatch: pytest.M
     ]
     call = random_call(lengths, 4, values="inexact").forcing(1, 1)
     step = Step.of(call.batch())
-    layout = Layout.of(Lengths.of(call.batch().requests), PlanHeader.of(step), 40, cpu_module.ROW_WIDTHS)
+    layout = Layout.of(Lengths.of(call.batch().requests), PlanHeader.of(step), 40, cpu_module.ROW_WIDTHS, 1)
     assert sorted(tiles.width for tiles in layout.tile_batches) == [16, 32, 256, 512]
     assert [request.table_row for request in layout.longer] == [0, 3, 5]
     backend = CpuBackend()
@@ -473,10 +568,23 @@ def test_running_selection(monkeypatch: pytest.MonkeyPatch, pending: int) -> Non
     monkeypatch.setattr(topk, "_PENDING_BLOCKS", pending)
     scores, num_blocks = rows_of_ties(1, 40, 100, seed=3)
     num_blocks[0] = 100
+    parts = [(first, scores[0, :, first : first + 7].t()) for first in range(0, 100, 7)]
     running = topk.RunningTopk(num_blocks, 16)
-    for columns in torch.split(scores[0], 7, dim=1):
-        running.add(columns.t())
+    for part in parts[::-1]:
+        running.add(*part)
     assert_same_bits(running.block_ids("score")[None], by_sorting(scores, num_blocks, 16, "score"))
+
+
+def test_a_selection_shared_by_threads() -> None:
+    """Parts in any order, several taken in at a time: one thread gets the selection of all."""
+    scores, num_blocks = rows_of_ties(1, 40, 200, seed=4)
+    num_blocks[0] = 200
+    parts = [(first, scores[0, :, first : first + 3].t()) for first in range(0, 200, 3)]
+    shared = topk.SharedTopk(num_blocks, 16, len(parts))
+    with ThreadPoolExecutor(4) as pool:
+        found = [one for one in pool.map(lambda part: shared.add([part]), parts) if one is not None]
+    (selection,) = found
+    assert_same_bits(selection.block_ids("score")[None], by_sorting(scores, num_blocks, 16, "score"))
 
 
 @pytest.mark.parametrize("order", ["score", "block"])

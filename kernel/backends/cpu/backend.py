@@ -4,7 +4,10 @@
     tile batch   short requests, each of one tile, all of one width: a product for each, everything else for
                  all of them at once. Laid out when a step is planned
     chunk        consecutive query tokens of a longer request, at most ``CHUNK_ROWS`` rows
-    part         a chunk and a group of at most 32 blocks, whose keys are dequantised once
+    group        at most 32 blocks, whose keys are dequantised once for a chunk
+    part         a chunk and some groups
+
+Tile batches and parts are tasks, which threads take as they become free.
 
 Products have tokens down and rows across, so that the maximum over a block's tokens runs over whole vectors.
 Blocks that no row of a tile sees are left out.
@@ -20,20 +23,22 @@ matters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from kernel.backends.base import Order, PlannedBackend, Precision, ScaleChoice
-from kernel.backends.cpu.plan import Layout, TileBatch
-from kernel.backends.cpu.topk import RunningTopk, select_rows, select_topk
+from kernel.backends.cpu.plan import KEY_ROWS, TASK_COST, TASKS_A_THREAD, Layout, TileBatch
+from kernel.backends.cpu.topk import SharedTopk, select_rows, select_topk
 from kernel.batch import INIT_SCORE, LOCAL_SCORE, Request, ScoreBatch
 from kernel.checks import check_slots
-from kernel.contract import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM
+from kernel.contract import BLOCK_TOKENS, GROUP_DIMS, GROUPS, HEAD_DIM, TOKEN_CODE_BYTES
 from kernel.nvfp4 import E4M3_NAN, build_lut, dequantize, quantize_keys
 from kernel.page import blocks_of, codes_of, scales_of
 from kernel.step import Plan, Step, host_plan, planned_lengths
+from kernel.threads import on_one_thread, run_tasks
 
 CHUNK_ROWS = 4096
 """Most rows of a chunk: a group's keys are dequantised once for all of them."""
@@ -43,6 +48,10 @@ PRODUCT_CELLS = 1 << 20
 """Most cells of a product: 4 MiB in float32, so that the maximum is taken in the last-level cache."""
 MAX_GROUP_BLOCKS = 32
 """Most blocks multiplied at a time."""
+SHARED_CHUNK_ROWS = 1024
+"""Least rows of a chunk among several: reading a block's keys takes 3 % of the time of their products."""
+INSERT_TOKENS = 2048
+"""Keys that are quantised at a time."""
 _LAYOUT = ("layout",)
 """Under which a plan keeps its :class:`kernel.backends.cpu.plan.Layout`."""
 _GROUP_BYTES = GROUP_DIMS // 2
@@ -52,8 +61,8 @@ _GROUP_BYTES = GROUP_DIMS // 2
 class CpuBackend(PlannedBackend):
     """Blocked float32 torch. Scores are within the ``exact`` bound whatever ``precision`` says.
 
-    A call's workspace is some tens of MiB, whatever the context. Instances hold no state between calls and
-    may be used from several threads.
+    A call's workspace is some 20 MiB for each thread, whatever the context. Instances hold no state between
+    calls and may be used from several threads.
     """
 
     name = "cpu"
@@ -74,7 +83,16 @@ class CpuBackend(PlannedBackend):
         kept = slots >= 0
         if not bool(kept.all()):
             keys, slots = keys[kept], slots[kept]
-        codes, scales = quantize_keys(keys, self._scale_choice)
+        codes = torch.empty((keys.shape[0], TOKEN_CODE_BYTES), dtype=torch.uint8, device="cpu")
+        scales = torch.empty((keys.shape[0], GROUPS), dtype=torch.uint8, device="cpu")
+
+        def quantize(start: int, _: None) -> None:
+            rows = slice(start, start + INSERT_TOKENS)
+            codes[rows], scales[rows] = quantize_keys(keys[rows], self._scale_choice)
+
+        starts = range(0, keys.shape[0], INSERT_TOKENS)
+        with on_one_thread() as threads:
+            run_tasks((partial(quantize, start) for start in starts), lambda: None, min(threads, len(starts)))
         page_ids, tokens = slots // BLOCK_TOKENS, slots % BLOCK_TOKENS
         codes_of(pages)[page_ids, tokens] = codes
         scales_of(pages)[page_ids, tokens] = scales
@@ -83,32 +101,40 @@ class CpuBackend(PlannedBackend):
         """See :meth:`kernel.backends.base.Backend.plan`. Lengths on the host are laid out once, here."""
         plan = host_plan(step)
         if not plan.header.max_query_len:
-            plan.keep(_LAYOUT, self._laid_out(plan))
+            plan.keep(_LAYOUT, self._laid_out(plan, torch.get_num_threads()))
         return plan
 
-    def _laid_out(self, plan: Plan) -> Layout:
+    def _laid_out(self, plan: Plan, threads: int) -> Layout:
         kept: Layout | None = plan.runs.get(_LAYOUT)
         if kept is not None:
             return kept
-        return Layout.of(planned_lengths(plan), plan.header, plan.tensors[0].shape[1], self._tiles.widths)
+        columns = plan.tensors[0].shape[1]
+        return Layout.of(planned_lengths(plan), plan.header, columns, self._tiles.widths, threads)
 
     def score_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, scores: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.score_plan`."""
         if plan.header.max_query_len:
             scores.fill_(-torch.inf)
-        layout = self._laid_out(plan)
-        for tiles in layout.tile_batches:
+
+        def score_tiles(tiles: TileBatch, _: Workspace) -> None:
             found = self._tile_batch_scores(plan, tiles, q, pages)
             by_head = found.view(-1, plan.header.num_heads, tiles.num_blocks).transpose(0, 1)
             scores[:, :, : tiles.num_blocks].index_copy_(1, tiles.tokens, by_head)
             scores[:, :, tiles.num_blocks :].index_fill_(1, tiles.tokens, -torch.inf)
-        for chunk in self._chunks(plan, layout.longer, q, pages):
+
+        def score_part(chunk: Chunk, first: int, stop: int, workspace: Workspace) -> None:
             rows = scores[:, chunk.tokens]
-            end = 0
-            for part in chunk.parts:
-                end = part.first_block + part.scores.shape[0]
-                rows[:, :, part.first_block : end] = part.scores.permute(2, 1, 0)
-            rows[:, :, end:] = -torch.inf
+            for start, found in chunk.scores(first, stop, workspace):
+                rows[:, :, start : start + found.shape[0]] = found.permute(2, 1, 0)
+            if stop == chunk.last_block:
+                rows[:, :, stop:] = -torch.inf
+
+        def tasks(layout: Layout, threads: int) -> Iterator[Task]:
+            yield from (partial(score_tiles, tiles) for tiles in layout.tile_batches)
+            for chunk in self._chunks(plan, layout.longer, q, pages, threads):
+                yield from (partial(score_part, chunk, *part) for part in chunk.parts)
+
+        self._run(plan, tasks)
 
     def select_plan(self, plan: Plan, q: torch.Tensor, pages: torch.Tensor, block_ids: torch.Tensor) -> None:
         """See :meth:`kernel.backends.base.Backend.select_plan`."""
@@ -116,15 +142,35 @@ class CpuBackend(PlannedBackend):
             block_ids.fill_(-1)
         heads, _, k = block_ids.shape
         order: Order = "block" if plan.header.by_block else "score"
-        layout = self._laid_out(plan)
-        for tiles in layout.tile_batches:
+
+        def select_tiles(tiles: TileBatch, _: Workspace) -> None:
             found = select_rows(self._tile_batch_scores(plan, tiles, q, pages), tiles.row_blocks, k, order)
             block_ids.index_copy_(1, tiles.tokens, found.view(-1, heads, k).transpose(0, 1))
-        for chunk in self._chunks(plan, layout.longer, q, pages):
-            running = RunningTopk(chunk.num_blocks.repeat_interleave(heads), k)
-            for part in chunk.parts:
-                running.add(part.scores.flatten(1))
-            block_ids[:, chunk.tokens] = running.block_ids(order).view(-1, heads, k).transpose(0, 1)
+
+        def select_part(chunk: Chunk, best: SharedTopk, first: int, stop: int, workspace: Workspace) -> None:
+            selection = best.add(
+                (start, found.flatten(1)) for start, found in chunk.scores(first, stop, workspace)
+            )
+            if selection is not None:
+                ids = selection.block_ids(order)
+                block_ids[:, chunk.tokens] = ids.view(-1, heads, k).transpose(0, 1)
+
+        def tasks(layout: Layout, threads: int) -> Iterator[Task]:
+            yield from (partial(select_tiles, tiles) for tiles in layout.tile_batches)
+            for chunk in self._chunks(plan, layout.longer, q, pages, threads):
+                best = SharedTopk(chunk.row_blocks, k, len(chunk.parts))
+                yield from (partial(select_part, chunk, best, *part) for part in chunk.parts)
+
+        self._run(plan, tasks)
+
+    def _run(self, plan: Plan, tasks: Callable[[Layout, int], Iterator[Task]]) -> None:
+        with on_one_thread() as threads:
+            layout = self._laid_out(plan, threads)
+            threads = max(min(threads, layout.tasks), 1)
+            run_tasks(tasks(layout, threads), self._workspace, threads)
+
+    def _workspace(self) -> Workspace:
+        return Workspace(self._pair_table)
 
     def topk(
         self, scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order
@@ -185,7 +231,7 @@ class CpuBackend(PlannedBackend):
     # ---- Longer requests ----
 
     def _chunks(
-        self, plan: Plan, requests: tuple[Request, ...], q: torch.Tensor, pages: torch.Tensor
+        self, plan: Plan, requests: tuple[Request, ...], q: torch.Tensor, pages: torch.Tensor, threads: int
     ) -> Iterator[Chunk]:
         """Yields every query token of the requests, in chunks."""
         if not requests:
@@ -194,72 +240,101 @@ class CpuBackend(PlannedBackend):
         table = plan.tensors[0].clamp(0, pages.shape[0] - 1)
         forced = header.init_blocks, header.local_blocks
         batch = ScoreBatch(q, pages, table, self._lut, requests, *forced)
-        reader = KeyReader(self._pair_table, min(MAX_GROUP_BLOCKS, batch.num_score_blocks))
-        tile_maxima = TileMaxima(self._tiles.dtype)
-        chunk_tokens = CHUNK_ROWS // batch.num_heads
+        rows = sum(request.query_len for request in requests) * batch.num_heads
+        chunk_rows = CHUNK_ROWS
+        if threads > 1:
+            tiles = -(-rows // (TASKS_A_THREAD * threads * ROW_WIDTHS[0]))
+            chunk_rows = min(max(tiles * ROW_WIDTHS[0], SHARED_CHUNK_ROWS), CHUNK_ROWS)
+        chunk_tokens = chunk_rows // batch.num_heads
+        chunks = sum(-(-request.query_len // chunk_tokens) for request in requests)
+        parts = 1 if threads == 1 else -(-TASKS_A_THREAD * threads // chunks)
         for request in batch.requests:
             page_ids = batch.block_table[request.table_row, : request.num_blocks].long()
-            for start in range(0, request.query_len, chunk_tokens):
+            # The last chunk, which sees most, first: short ones at the end keep all threads busy.
+            for start in reversed(range(0, request.query_len, chunk_tokens)):
                 end = min(start + chunk_tokens, request.query_len)
-                tokens = slice(request.query_start + start, request.query_start + end)
                 first = request.prefix_len + start
-                positions = torch.arange(first, first + end - start, dtype=torch.int64, device="cpu")
-                num_blocks = positions // BLOCK_TOKENS + 1
-                yield Chunk(
-                    tokens=tokens,
-                    num_blocks=num_blocks,
-                    parts=self._parts(batch, tokens, first, page_ids, num_blocks, reader, tile_maxima),
-                )
+                tokens = slice(request.query_start + start, request.query_start + end)
+                yield self._chunk(batch, tokens, first, page_ids, parts)
 
-    def _parts(
-        self,
-        batch: ScoreBatch,
-        tokens: slice,
-        first_position: int,
-        page_ids: torch.Tensor,
-        num_blocks: torch.Tensor,
-        reader: KeyReader,
-        tile_maxima: TileMaxima,
-    ) -> Iterator[ScorePart]:
+    def _chunk(
+        self, batch: ScoreBatch, tokens: slice, first_position: int, page_ids: torch.Tensor, parts: int
+    ) -> Chunk:
         queries = batch.q[tokens].flatten(0, 1)
         tiles = self._tiles.split(queries, first_position, batch.num_heads)
-        row_blocks = num_blocks.repeat_interleave(batch.num_heads)
-        last_block = blocks_of(first_position + num_blocks.shape[0])
-        group = group_blocks(max(tile.queries.shape[1] for tile in tiles))
-        for first in range(0, last_block, group):
-            stop = min(first + group, last_block)
-            keys = reader.read(batch.pages, page_ids[first:stop])
-            scores = torch.full(
-                (stop - first, queries.shape[0]), -torch.inf, dtype=torch.float32, device="cpu"
-            )
-            for tile in tiles:
-                seen = min(stop, blocks_of(tile.last_position + 1)) - first
-                if seen > 0:
-                    seen_keys = keys[: seen * BLOCK_TOKENS]
-                    tile_maxima.write(tile, seen_keys, first * BLOCK_TOKENS, out=scores[:seen, tile.rows])
-            _force(scores, first, row_blocks, batch.init_blocks, batch.local_blocks)
-            yield ScorePart(first, scores.view(stop - first, -1, batch.num_heads))
+        end = first_position + tokens.stop - tokens.start
+        positions = torch.arange(first_position, end, dtype=torch.int64, device="cpu")
+        last_block = blocks_of(end)
+        least = -(-TASK_COST // (queries.shape[0] + KEY_ROWS))
+        size = max(-(-last_block // parts), least)
+        return Chunk(
+            batch=batch,
+            tokens=tokens,
+            page_ids=page_ids,
+            tiles=tiles,
+            row_blocks=(positions // BLOCK_TOKENS + 1).repeat_interleave(batch.num_heads),
+            last_block=last_block,
+            group=group_blocks(max(tile.queries.shape[1] for tile in tiles)),
+            parts=[(first, min(first + size, last_block)) for first in range(0, last_block, size)],
+        )
 
 
-@dataclass(frozen=True, eq=False)
-class ScorePart:
-    """Scores of a chunk's rows and some blocks: sentinels in, -inf at and past a row's ``nb``."""
+class Workspace:
+    """A thread's buffers, made when they are first needed."""
 
-    first_block: int
-    scores: torch.Tensor
-    """``[blocks, tokens, H]`` float32."""
+    def __init__(self, pair_table: torch.Tensor) -> None:
+        self._pair_table = pair_table
+
+    @functools.cached_property
+    def keys(self) -> KeyReader:
+        """Of parts."""
+        return KeyReader(self._pair_table, MAX_GROUP_BLOCKS)
+
+    @functools.cached_property
+    def maxima(self) -> TileMaxima:
+        """Of tiles."""
+        return TileMaxima(self._pair_table.real.dtype)
+
+
+Task = Callable[[Workspace], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """Some consecutive query tokens of a request."""
 
+    batch: ScoreBatch
     tokens: slice
     """The tokens' places in ``q``."""
-    num_blocks: torch.Tensor
-    """``[tokens]`` int64: ``nb`` of each token."""
-    parts: Iterator[ScorePart]
-    """Block 0 first, up to the last block that a token sees. To be consumed before the next chunk."""
+    page_ids: torch.Tensor
+    """Of the request's blocks, int64."""
+    tiles: list[RowTile]
+    row_blocks: torch.Tensor
+    """``[rows]`` int64: ``nb`` of each row."""
+    last_block: int
+    """That some row sees, exclusive."""
+    group: int
+    """Most blocks whose scores are computed at a time."""
+    parts: list[tuple[int, int]]
+    """First and last block, exclusive, of each task."""
+
+    def scores(self, first: int, end: int, workspace: Workspace) -> Iterator[tuple[int, torch.Tensor]]:
+        """First block and scores ``[blocks, tokens, H]`` float32 of each group of a part: sentinels in, -inf
+        at and past a row's ``nb``."""
+        for start in range(first, end, self.group):
+            yield start, self._group_scores(start, min(start + self.group, end), workspace)
+
+    def _group_scores(self, first: int, stop: int, workspace: Workspace) -> torch.Tensor:
+        keys = workspace.keys.read(self.batch.pages, self.page_ids[first:stop])
+        shape = (stop - first, self.row_blocks.shape[0])
+        scores = torch.full(shape, -torch.inf, dtype=torch.float32, device="cpu")
+        for tile in self.tiles:
+            seen = min(stop, blocks_of(tile.last_position + 1)) - first
+            if seen > 0:
+                seen_keys = keys[: seen * BLOCK_TOKENS]
+                workspace.maxima.write(tile, seen_keys, first * BLOCK_TOKENS, out=scores[:seen, tile.rows])
+        _force(scores, first, self.row_blocks, self.batch.init_blocks, self.batch.local_blocks)
+        return scores.view(stop - first, -1, self.batch.num_heads)
 
 
 def _force(scores: torch.Tensor, first_block: int, row_blocks: torch.Tensor, init: int, local: int) -> None:
@@ -420,6 +495,11 @@ class TileMaxima:
 @functools.cache
 def agreeing_shapes() -> tuple[torch.dtype, tuple[int, ...]]:
     """The format to multiply in and the row widths that agree bit for bit, found by a trial of 0.1 s."""
+    with on_one_thread() as threads:
+        return _tried_shapes(threads)
+
+
+def _tried_shapes(threads: int) -> tuple[torch.dtype, tuple[int, ...]]:
     generator = torch.Generator("cpu").manual_seed(0)
     queries = _inexact_values(ROW_WIDTHS[0], generator)
     tokens = group_blocks(ROW_WIDTHS[0]) * BLOCK_TOKENS
@@ -431,10 +511,16 @@ def agreeing_shapes() -> tuple[torch.dtype, tuple[int, ...]]:
     moved = _product(keys[key_order], queries[query_order].t().contiguous())
     if not torch.equal(moved, product[key_order][:, query_order]):
         return torch.float64, ROW_WIDTHS
-    widths = tuple(width for width in ROW_WIDTHS if _agrees(keys, queries[:width], product[:, :width]))
-    if ROW_WIDTHS[0] not in widths:
+    agreeing = set[int]()
+
+    def try_width(width: int, _: None) -> None:
+        if _agrees(keys, queries[:width], product[:, :width]):
+            agreeing.add(width)
+
+    run_tasks((partial(try_width, width) for width in ROW_WIDTHS), lambda: None, threads)
+    if ROW_WIDTHS[0] not in agreeing:
         return torch.float64, ROW_WIDTHS
-    return torch.float32, widths
+    return torch.float32, tuple(width for width in ROW_WIDTHS if width in agreeing)
 
 
 def _agrees(keys: torch.Tensor, queries: torch.Tensor, product: torch.Tensor) -> bool:

@@ -25,6 +25,12 @@ TILE_BATCH_BLOCKS = 1024
 PADDED_BLOCKS = 32
 """Blocks up to which a request's rows are padded to one tile, however many are missing: two narrower tiles
 are less to multiply, but more to launch."""
+KEY_ROWS = 32
+"""Rows whose products with a block take as long as reading its keys."""
+TASK_COST = 2048
+"""Least cost of a task among several, in rows times blocks: 1 ms, some times that of its small operations."""
+TASKS_A_THREAD = 3
+"""Tile batches, or parts of longer requests, for each thread: one held up leaves its next to another."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,9 +119,13 @@ class Layout:
     tile_batches: list[TileBatch]
     longer: tuple[Request, ...]
     """Those in no tile batch."""
+    tasks: int
+    """Into how many tasks the whole is worth dividing."""
 
     @staticmethod
-    def of(lengths: Lengths, header: PlanHeader, table_columns: int, widths: Sequence[int]) -> Layout:
+    def of(
+        lengths: Lengths, header: PlanHeader, table_columns: int, widths: Sequence[int], threads: int
+    ) -> Layout:
         """Lay requests out.
 
         Args:
@@ -123,20 +133,27 @@ class Layout:
             header: of the plan.
             table_columns: of the block table.
             widths: of tiles, widest first.
+            threads: among which tile batches are spread.
         """
         rows, ascending = lengths.query_lens * header.num_heads, np.array(widths[::-1])
         covering = ascending[np.minimum(ascending.searchsorted(rows), ascending.size - 1)]
         padded = (4 * rows >= 3 * covering) | (lengths.num_blocks <= PADDED_BLOCKS)
         fitting = lengths.num_blocks <= np.minimum(TILE_BATCH_BLOCKS, TILE_BATCH_CELLS // covering)
-        short = (rows <= covering) & padded & fitting
+        costs = np.where(rows > 0, lengths.num_blocks * (np.maximum(rows, covering) + KEY_ROWS), 0)
+        most_cost = int(costs.sum())
+        if threads > 1:
+            most_cost = max(TASK_COST, -(-most_cost // (threads * TASKS_A_THREAD)))
+        short = (rows <= covering) & padded & fitting & (costs <= most_cost)
         width_of = np.where(short & (rows > 0), covering, 0)
         tile_batches = []
         for width in sorted(set(width_of.tolist()) - {0}):
-            chosen = lengths[width_of == width]
+            chosen, cost = lengths[width_of == width], costs[width_of == width]
             while len(chosen):
                 most = np.maximum.accumulate(chosen.num_blocks)
                 cells = np.arange(1, len(chosen) + 1) * most * width
-                fit = max(int(cells.searchsorted(TILE_BATCH_CELLS, side="right")), 1)
+                fit = int(cells.searchsorted(TILE_BATCH_CELLS, side="right"))
+                fit = max(min(fit, int(cost.cumsum().searchsorted(most_cost, side="right"))), 1)
                 tile_batches.append(TileBatch.of(chosen[:fit], header, table_columns, width))
-                chosen = chosen[fit:]
-        return Layout(tile_batches, () if short.all() else lengths[~short].requests())
+                chosen, cost = chosen[fit:], cost[fit:]
+        longer = () if short.all() else lengths[~short].requests()
+        return Layout(tile_batches, longer, len(tile_batches) + int(costs[~short].sum()) // TASK_COST)

@@ -9,16 +9,21 @@ no ties to break:
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
+from functools import partial
+
 import torch
 
 from kernel.backends.base import Order
+from kernel.threads import on_one_thread, run_tasks
 
 ABSENT = torch.iinfo(torch.int64).min
 """The packed key of no block: below every block's key, that of a score of -inf included."""
 _MAX_ID = (1 << 31) - 1
 _MAGNITUDE = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device="cpu")  # a number would cost a conversion
-_CHUNK_CELLS = 1 << 18
-"""Score cells packed at a time: 2 MiB of keys."""
+_CHUNK_CELLS = 1 << 17
+"""Score cells packed at a time: 1 MiB of keys."""
 _FEW_BLOCKS = 16
 """Blocks of a row up to which sorting them takes less than packing them: fewer operations."""
 _PENDING_BLOCKS = 256
@@ -101,24 +106,32 @@ def select_topk(
 ) -> None:
     """Write each row's best blocks; see :meth:`kernel.backends.base.Backend.topk`."""
     heads, tokens, _ = scores.shape
-    k = block_ids.shape[2]
+    chunks = []
     start = 0
     while start < tokens:
         widest = max(int(num_blocks[start:].max()), 1)
         end = start + max(_CHUNK_CELLS // (heads * widest), 1)
-        limits = num_blocks[start:end]
-        width = int(limits.max())
-        past = torch.arange(width, dtype=torch.int64, device=scores.device) >= limits[:, None]
-        rows = scores[:, start:end, :width].masked_fill(past, -torch.inf).flatten(0, 1)
-        of_rows = limits.long().repeat(heads), k, order
-        few = width <= _FEW_BLOCKS
-        found = _sorted_rows(comparable(rows), *of_rows) if few else select_rows(rows, *of_rows)
-        block_ids[:, start:end] = found.view(heads, -1, k)
+        rows = slice(start, end)
+        chunks.append(partial(_select_tokens, scores[:, rows], num_blocks[rows], block_ids[:, rows], order))
         start = end
+    with on_one_thread() as threads:
+        run_tasks(iter(chunks), lambda: None, min(threads, len(chunks)))
+
+
+def _select_tokens(
+    scores: torch.Tensor, num_blocks: torch.Tensor, block_ids: torch.Tensor, order: Order, _: None
+) -> None:
+    width = int(num_blocks.max())
+    past = torch.arange(width, dtype=torch.int64, device=scores.device) >= num_blocks[:, None]
+    rows = scores[:, :, :width].masked_fill(past, -torch.inf).flatten(0, 1)
+    of_rows = num_blocks.long().repeat(len(scores)), block_ids.shape[2], order
+    few = width <= _FEW_BLOCKS
+    found = _sorted_rows(comparable(rows), *of_rows) if few else select_rows(rows, *of_rows)
+    block_ids.copy_(found.view(block_ids.shape))
 
 
 class RunningTopk:
-    """The best ``k`` blocks of some rows whose scores come a few blocks at a time, from block 0 on.
+    """The best ``k`` blocks of some rows whose scores come a few blocks at a time, in any order.
 
     Args:
         num_blocks: ``[rows]`` integers, the causal blocks of each row.
@@ -129,18 +142,26 @@ class RunningTopk:
         rows = num_blocks.shape[0]
         self._num_blocks = num_blocks
         self._best = torch.full((rows, k), ABSENT, dtype=torch.int64, device="cpu")
-        pending = (min(_PENDING_BLOCKS, int(num_blocks.max())), rows)
-        self._pending = torch.empty(pending, dtype=torch.float32, device="cpu")
-        self._first_pending = 0
+        most = min(_PENDING_BLOCKS, int(num_blocks.max()))
+        self._pending = torch.empty((most, rows), dtype=torch.float32, device="cpu")
+        self._pending_ids = torch.empty(most, dtype=torch.int64, device="cpu")
         self._num_pending = 0
 
-    def add(self, scores: torch.Tensor) -> None:
-        """Take in the scores of the next blocks, at most 256: ``[blocks, rows]`` float32."""
+    def add(self, first_block: int, scores: torch.Tensor) -> None:
+        """Take in the scores of some consecutive blocks, at most 256: ``[blocks, rows]`` float32."""
         if self._num_pending + scores.shape[0] > self._pending.shape[0]:
             self._reduce()
         end = self._num_pending + scores.shape[0]
         self._pending[self._num_pending : end] = scores
+        ids = self._pending_ids[self._num_pending : end]
+        stop = first_block + scores.shape[0]
+        torch.arange(first_block, stop, dtype=torch.int64, device="cpu", out=ids)
         self._num_pending = end
+
+    def merge(self, other: RunningTopk) -> None:
+        """Take in what another one of the same rows has."""
+        other._reduce()
+        self._best = best(torch.cat((self._best, other._best), dim=1), self._best.shape[1])
 
     def block_ids(self, order: Order) -> torch.Tensor:
         """The selection so far: ``[rows, k]`` int32."""
@@ -148,9 +169,41 @@ class RunningTopk:
         return unpack(self._best, order)
 
     def _reduce(self) -> None:
+        if not self._num_pending:
+            return
         # One transposed copy of many blocks: torch has a fast path for it, which a few columns do not take.
         scores = self._pending[: self._num_pending].t().contiguous()
-        keys = pack(scores, self._first_pending, self._num_blocks)
+        keys = pack_blocks(scores, self._pending_ids[: self._num_pending], self._num_blocks)
         self._best = best(torch.cat((self._best, keys), dim=1), self._best.shape[1])
-        self._first_pending += self._num_pending
         self._num_pending = 0
+
+
+class SharedTopk:
+    """The best blocks of some rows whose scores several threads find.
+
+    Args:
+        num_blocks: ``[rows]`` integers, the causal blocks of each row.
+        k: blocks to select.
+        parts: that are added in all.
+    """
+
+    def __init__(self, num_blocks: torch.Tensor, k: int, parts: int) -> None:
+        self._num_blocks, self._k, self._missing = num_blocks, k, parts
+        self._lock, self._idle = threading.Lock(), list[RunningTopk]()
+
+    def add(self, part: Iterable[tuple[int, torch.Tensor]]) -> RunningTopk | None:
+        """Take in a part, as :meth:`RunningTopk.add`; who ends the last part gets the selection."""
+        with self._lock:
+            running = self._idle.pop() if self._idle else None
+        if running is None:
+            running = RunningTopk(self._num_blocks, self._k)
+        for first_block, scores in part:
+            running.add(first_block, scores)
+        with self._lock:
+            self._idle.append(running)
+            self._missing -= 1
+            if self._missing:
+                return None
+        for other in self._idle[1:]:
+            self._idle[0].merge(other)
+        return self._idle[0]
