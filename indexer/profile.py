@@ -209,10 +209,9 @@ def flush_buffer(device: torch.device) -> torch.Tensor:
 
 
 def _trace(scorer: CaseScorer, case: Case, scores: bool) -> dict[str, Any]:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if scorer.device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profiler:
+    # torch.profiler.profile would import Inductor, which holds all threads of a server up for seconds.
+    use_device = "cuda" if scorer.device.type == "cuda" else None
+    with torch.autograd.profiler.profile(use_kineto=True, use_device=use_device) as profiler:
         _run(scorer, case, scores, None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

@@ -49,3 +49,19 @@ for ask in (registry.statuses, lambda: IndexScorer(IndexerConfig(num_index_heads
 
 def test_help_imports_no_http_client() -> None:
     printed_by("-c", "import sys, client, client.cli; sys.exit('httpx' in sys.modules)")
+
+
+def test_the_trace_of_a_profile_imports_nothing_large() -> None:
+    """A sidecar would answer nobody meanwhile: torch.profiler brings Inductor, some 800 modules."""
+    code = """
+import sys
+from indexer import IndexerConfig, IndexScorer
+from indexer.case import read_case
+from indexer.profile import profile_case
+from indexer.replay import CaseScorer
+scorer = CaseScorer(IndexScorer(IndexerConfig(num_index_heads=4, num_pages=1, backend="cpu")))
+trace = profile_case(scorer, read_case("tests/data/ragged_l15_cut.safetensors"), repeats=1, trace=True).trace
+assert any(event["name"] == "aten::mm" for event in trace["traceEvents"])
+assert "torch._inductor" not in sys.modules
+"""
+    printed_by("-c", code)
