@@ -32,8 +32,8 @@ def test_it_names_tests_that_exist(test: str) -> None:
 
 
 def test_ids_are_matched_whole_wherever_the_backend_stands() -> None:
-    assert simulated.is_nightly("test_chunked_prefill_gives_the_same_rows", "flydsl-sim-1-4")
-    assert not simulated.is_nightly("test_chunked_prefill_gives_the_same_rows", "flydsl-sim-129-1")
+    assert simulated.is_nightly("test_rows_of_requests_left_out_stay_untouched", "flydsl-sim-kept1")
+    assert not simulated.is_nightly("test_rows_of_requests_left_out_stay_untouched", "flydsl-sim-kept2")
     assert simulated.is_nightly("test_of_every_prefix_equal_the_oracle", "4-from 3-flydsl-sim")
     assert not simulated.is_nightly("test_of_every_prefix_equal_the_oracle", "flydsl-sim-1-from 0")
     assert not simulated.is_nightly("test_by_hand", "flydsl-sim-1")
