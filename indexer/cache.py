@@ -429,9 +429,8 @@ class PagedKeyCache:
         # A bool or a float would find the integer it equals.
         number = as_int(seq)
         found = None if number is None else self._sequences.get(number)
-        if (
-            found is None
-        ):  # looked up once: readers of a length or a table do not wait for a call that frees it
+        # Looked up once: readers of a length or a table do not wait for a call that frees it.
+        if found is None:
             raise UnknownSequenceError(seq)
         return found
 
