@@ -40,6 +40,7 @@ from kernel.checks import (
     check_device,
     check_finite,
     check_forced_blocks,
+    check_not_transformed,
     check_order,
     check_ragged_tensors,
     check_scores_buffer,
@@ -578,10 +579,7 @@ class IndexScorer:
         """
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise ReentrantCallError
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise InvalidArgumentError(
-                "torch.func", "a transform", "a scorer cannot be transformed", "make the call outside of it"
-            )
+        check_not_transformed("a scorer")
         return self._lock
 
     def _options(

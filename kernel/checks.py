@@ -173,6 +173,19 @@ def check_memory(argument: str, tensor: torch.Tensor) -> None:
         raise _fault(argument, tensor)
 
 
+def check_not_transformed(what: str) -> None:
+    """Refuse a call inside a transform of ``torch.func``: what torch makes there, copies of ordinary tensors
+    included, has no memory.
+
+    Args:
+        what: is called, for the message.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise InvalidArgumentError(
+            "torch.func", "a transform", f"{what} cannot be transformed", "make the call outside of it"
+        )
+
+
 def _holds_its_values(tensor: torch.Tensor, extent: int | None = None) -> bool:
     """See :func:`check_memory`; ``extent`` are the bytes from the first to the last, where they are known."""
     kind = type(tensor)

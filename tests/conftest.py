@@ -38,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory()
         config.add_cleanup(folder.cleanup)
         os.environ[compiled.SESSION] = folder.name
-        os.environ.setdefault(compiled.FOLDER, str(compiled.kept_folder()))
+        if compiled.FOLDER not in os.environ:
+            os.environ[compiled.FOLDER] = str(compiled.kept_folder())
         # Threads that wait spin: numpy's cost its tests three times their own time on two busy cores.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's, in processes that tests start

@@ -15,7 +15,7 @@ from indexer.case import Case, EngineOrder, EngineRecord
 from indexer.case.case import MAX_FORCED_BLOCKS, MAX_LAYER
 from indexer.case.container import Array, shown
 from kernel.arguments import as_int, check_bool, check_unmasked
-from kernel.checks import as_pages, check_tensor, check_topk
+from kernel.checks import as_pages, check_not_transformed, check_tensor, check_topk
 from kernel.contract import BLOCK_TOKENS, HEAD_DIM, MAX_SEQ_LEN, PAGE_BYTES, SUPPORTED_HEADS
 from kernel.errors import InvalidArgumentError
 
@@ -296,6 +296,7 @@ def snapshot(
     Raises:
         InvalidArgumentError: the call is not one that a case can hold, or larger than ``max_bytes``.
     """
+    check_not_transformed("a recorded call")
     options.check()
     options.check_tensors(index_q, pages)
     scores, block_ids, new_keys = options.scores, options.block_ids, options.new_keys
