@@ -217,6 +217,8 @@ def launches(heads: int) -> tuple[DecodeLaunch, ...]:
         # Rows that end in a trip's next to last block and in its last one, and a wave's quarter of a group
         # that begins where the request's blocks end.
         DecodeLaunch("ends of trips", _call([(15 * 128 + 2, 4), (500, 1)], heads, 46), 17, maxima=True),
+        # A diagonal in the third quarter of a spread group, whose wave must not store the group's place.
+        DecodeLaunch("third quarter", _call([(8 * 128 + 40, 2)], heads, 47), 12, maxima=True),
     ]
     return tuple(launch.under(SCHEDULES[at % len(SCHEDULES)]) for at, launch in enumerate(found))
 
