@@ -223,8 +223,22 @@ def _cut_in(
             yield _just_too_long(random, best, slices, width, at)
 
 
+def cut_beside_padding(random: np.random.Generator, best: int) -> Iterator[Row]:
+    """Lists that are cut at 200 candidates or a few more: behind their 64 of padding a lane's fifth entry is
+    not theirs any more."""
+    for at in (_CHUNK_SLICES // 2, _CHUNK_SLICES // 2 + 1):
+        x = _among_ties(random, best, 10, 4, at, "anywhere, in part", _limit(best) - 14)
+        yield Row(f"list cut in slice {at}, padding behind it", x)
+
+
 def _among_ties(
-    random: np.random.Generator, best: int, slices: int, width: int, at: int, where: str
+    random: np.random.Generator,
+    best: int,
+    slices: int,
+    width: int,
+    at: int,
+    where: str,
+    before: int | None = None,
 ) -> Float32Array:
     """A slice of ties passes, whole or in part, behind as many of them as do not cut the list yet. One lane
     fewer than ``best`` has better cells: anywhere, in no order and with ties; or among the ties of the slice
@@ -233,7 +247,8 @@ def _among_ties(
     x = np.full(slices * covered, -1e6, np.float32)
     passing = covered // 2 + 8 if where == "anywhere, in part" else covered
     ties = at * covered + random.permutation(covered)[:passing]
-    before = int(random.integers(max(limit + 1 - passing, 0), limit - 9))
+    if before is None:
+        before = int(random.integers(max(limit + 1 - passing, 0), limit - 9))
     if where == "last":
         before += -(before + passing) % 8
     x[[*random.permutation(at * covered)[:before], *ties]] = _TIE

@@ -15,6 +15,7 @@ from tests.gfx950.topk_rows import (
     counted_rows,
     crowded_groups,
     crowded_rows,
+    cut_beside_padding,
     cut_columns,
     cut_groups,
     cut_scores,
@@ -90,6 +91,9 @@ def topk_launches(variant: Variant) -> Iterator[Launch]:
     left = one_a_lane(random, variant.best)
     while part := list(islice(left, _PART)):
         yield TopkLaunch(part[0].name, variant, [part], variant.best)
+    if not grouped:
+        rows = list(cut_beside_padding(random, variant.best))
+        yield TopkLaunch("lists cut beside padding", variant, [rows], variant.best)
     if variant.most_groups == 256:  # the longest row whose list is cut only at its end
         yield TopkLaunch(
             "groups that tie", variant, [list(whole_lists(random, variant.best, 4))], variant.best
