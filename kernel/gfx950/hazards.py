@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kernel.gfx950.errors import HazardError
@@ -19,6 +20,7 @@ from kernel.gfx950.program import EXEC, M0, Instruction, Kernel, Operand
 Register = tuple[str, int]
 """("v", 0-511, accumulators from 256 on) or ("s", 0-127)."""
 Registers = frozenset[Register]
+_NOTHING: Registers = frozenset()
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,13 @@ class RegisterUse:
 
 def registers_of(operand: Operand) -> Registers:
     if not operand.is_register:
-        return frozenset()
-    file = "v" if operand.kind == "vector" else "s"
-    return frozenset((file, operand.index + at) for at in range(operand.count))
+        return _NOTHING
+    return _registers("v" if operand.kind == "vector" else "s", operand.index, operand.count)
+
+
+@cache
+def _registers(file: str, first: int, count: int) -> Registers:
+    return frozenset((file, first + at) for at in range(count))
 
 
 def register_use(instruction: Instruction) -> RegisterUse:
@@ -80,7 +86,6 @@ Consumer = Callable[[Instruction, RegisterUse, Registers], bool]
 _VECTOR_MEMORY = ("vmem_load", "vmem_store")
 _MEMORY = ("lds_read", "lds_write", *_VECTOR_MEMORY)
 _LANE_ACCESSES = ("lane read", "lane swap", "lane write")
-_NOTHING: Registers = frozenset()
 
 
 @dataclass(frozen=True)
@@ -159,11 +164,11 @@ def _wide_store_data(*, scalar_offset: bool) -> Producer:
 
 
 def _reads(who: Callable[[Row], bool]) -> Consumer:
-    return lambda i, use, at_stake: who(row_of(i)) and bool(use.reads & at_stake)
+    return lambda i, use, at_stake: not use.reads.isdisjoint(at_stake) and who(row_of(i))
 
 
 def _writes(who: Callable[[Row], bool]) -> Consumer:
-    return lambda i, use, at_stake: who(row_of(i)) and bool(use.writes & at_stake)
+    return lambda i, use, at_stake: not use.writes.isdisjoint(at_stake) and who(row_of(i))
 
 
 def _under_exec(who: Callable[[Row], bool]) -> Consumer:
@@ -281,22 +286,24 @@ class _Flow:
         self.instructions = kernel.instructions
         self.uses = [register_use(instruction) for instruction in kernel.instructions]
         self.next = [tuple(successors(kernel, at)) for at in range(len(kernel.instructions))]
+        self.produced: dict[Producer, list[tuple[int, Registers]]] = {}
         self.states = [
             int(one.operands[0].number) + 1 if row_of(one).kind == "nop" else 1 for one in kernel.instructions
         ]
 
     def fewest(self, kind: HazardKind) -> HazardDistance:
         best = HazardDistance(kind.name, kind.needed, None)
-        for at, instruction in enumerate(self.instructions):
-            at_stake = kind.produces(instruction, self.uses[at])
-            if not at_stake:
-                continue
+        if kind.produces not in self.produced:  # which several kinds share
+            pairs = enumerate(zip(self.instructions, self.uses, strict=True))
+            found_by = ((at, kind.produces(instruction, use)) for at, (instruction, use) in pairs)
+            self.produced[kind.produces] = [(at, registers) for at, registers in found_by if registers]
+        for at, at_stake in self.produced[kind.produces]:
             # twice the need is far enough to say how much is left
-            limit = 2 * kind.needed if best.seen is None else best.seen
+            limit = 2 * kind.needed if best.seen is None else best.seen - 1
             found = self._nearest(kind, at, at_stake, limit)
-            if found is not None and (best.seen is None or found[0] < best.seen):
+            if found is not None:
                 consumer = self.instructions[found[1]].line
-                best = HazardDistance(kind.name, kind.needed, found[0], instruction.line, consumer)
+                best = HazardDistance(kind.name, kind.needed, found[0], self.instructions[at].line, consumer)
         return best
 
     def _nearest(
@@ -313,8 +320,7 @@ class _Flow:
             shortest[at] = states
             instruction = self.instructions[at]
             if kind.consumes(instruction, self.uses[at], at_stake):
-                if nearest is None or states < nearest[0]:
-                    nearest = (states, at)
+                nearest, limit = (states, at), states - 1
                 continue
             states += self.states[at]
             reached += [(states, following) for following in self.next[at]]

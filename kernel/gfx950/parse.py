@@ -418,9 +418,12 @@ def _wait_counts(rest: str) -> dict[str, Modifier]:
     return counts
 
 
+_SEPARATED_INSIDE = re.compile(r"[\[(][^\])]*[\[(, ]")
+
+
 def _split(text: str, at: str) -> Iterator[str]:
     """Pieces of ``text`` between ``at``, which counts only outside brackets and parentheses."""
-    if "[" not in text and "(" not in text:
+    if not _SEPARATED_INSIDE.search(text):
         *pieces, last = text.split(at)
         yield from (piece.strip() for piece in pieces if piece or at == ",")
         if last.strip():

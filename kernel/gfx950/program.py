@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -170,9 +171,9 @@ class Kernel:
         if operand.kind == "integer" and instruction.address is not None:
             distance = (int(operand.number) + 0x8000) % 0x10000 - 0x8000
             wanted = instruction.address + 4 + 4 * distance
-            for index, other in enumerate(self.instructions):
-                if other.address == wanted:
-                    return index
+            index = bisect_left(self.instructions, wanted, key=lambda one: one.address or 0)
+            if index < len(self.instructions) and self.instructions[index].address == wanted:
+                return index
         raise AssemblySyntaxError(f"branch target {operand.text!r} is no instruction of kernel {self.name}")
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -296,7 +297,7 @@ def _stepped(values: torch.Tensor, step: int) -> torch.Tensor:
 # A missing exchange only makes a bound too low, so ids stay right: what it costs is seen in rows chosen for
 # it.
 
-Lanes = npt.NDArray[np.int64]
+Lanes = npt.NDArray[np.signedinteger[Any]]
 
 _LANE = np.arange(64)
 _MIRROR = _LANE ^ 15
@@ -316,7 +317,7 @@ class Network:
 
     def bound(self, keys: Lanes) -> Lanes:
         """Of ``[n, 64, 2]`` keys, each lane's greatest and its second: ``[n]``."""
-        greatest, second = keys[..., 0], keys[..., 1]
+        greatest, second = np.ascontiguousarray(keys.transpose(2, 1, 0))  # a lane's keys side by side
         if self.best == 16:
             x = self._larger(self._sorted_rows(greatest), 16, _MIRROR)
             x = self._larger(self._merged_rows(x, _ROTATE_8), 32, _MIRROR)
@@ -325,35 +326,35 @@ class Network:
         else:
             ascending = ~self._sorted_wave(~second)
             x = np.maximum(self._sorted_wave(greatest), ascending)
-        least: Lanes = x[:, : min(self.best, 64)].min(1)
+        least: Lanes = x[: min(self.best, 64)].min(0)
         return least
 
     def _larger(self, x: Lanes, apart: int, order: Lanes) -> Lanes:
         """The larger of lanes ``apart``, the upper ones taken in another order."""
-        low, high = x[:, _LANE & ~apart], x[:, _LANE | apart]
-        return np.maximum(low, high[:, order])
+        low, high = x[_LANE & ~apart], x[_LANE | apart]
+        return np.maximum(low, high[order])
 
     def _sorted_rows(self, x: Lanes) -> Lanes:
         for partner, bit in ((1, 0), (3, 1), (1, 0), (7, 2), (2, 1), (1, 0)):
-            x = self._exchange(x, x[:, _LANE ^ partner], bit)
+            x = self._exchange(x, x[_LANE ^ partner], bit)
         return self._merged_rows(x, _MIRROR)
 
     def _merged_rows(self, x: Lanes, first: Lanes) -> Lanes:
         for partner, bit in ((first, 3), (_LANE ^ 4, 2), (_LANE ^ 2, 1), (_LANE ^ 1, 0)):
-            x = self._exchange(x, x[:, partner], bit)
+            x = self._exchange(x, x[partner], bit)
         return x
 
     def _sorted_halves(self, x: Lanes) -> Lanes:
         x = self._sorted_rows(x)
-        low, high = x[:, _LANE & ~16], x[:, (_LANE | 16) ^ 15]
+        low, high = x[_LANE & ~16], x[(_LANE | 16) ^ 15]
         x = self._exchange(low, high, 4, x)
         return self._merged_rows(x, _ROTATE_8)
 
     def _sorted_wave(self, x: Lanes) -> Lanes:
         x = self._sorted_halves(x)
-        low, high = x[:, _LANE & ~32], x[:, (_LANE | 32) ^ 31]
+        low, high = x[_LANE & ~32], x[(_LANE | 32) ^ 31]
         x = self._exchange(low, high, 5, x)
-        x = self._exchange(x[:, _LANE & ~16], x[:, _LANE | 16], 4, x)
+        x = self._exchange(x[_LANE & ~16], x[_LANE | 16], 4, x)
         return self._merged_rows(x, _ROTATE_8)
 
     def _exchange(self, x: Lanes, partner: Lanes, bit: int, untouched: Lanes | None = None) -> Lanes:
@@ -361,8 +362,11 @@ class Network:
         if self.exchanges - 1 == self.missing:
             if self.instead is None or untouched is not None:
                 return x if untouched is None else untouched
-            partner = x[:, self.instead]
-        return np.where(_LANE >> bit & 1, np.minimum(x, partner), np.maximum(x, partner))
+            partner = x[self.instead]
+        upper = np.flatnonzero(_LANE >> bit & 1)
+        exchanged: Lanes = np.maximum(x, partner)
+        exchanged[upper] = np.minimum(x[upper], partner[upper])
+        return exchanged
 
 
 def exact(keys: Lanes, best: int) -> Lanes:
@@ -374,7 +378,7 @@ def exact(keys: Lanes, best: int) -> Lanes:
 
 def random_keys(random: np.random.Generator, best: int, high: int, count: int) -> Lanes:
     """``[count, 64, 2]`` keys of 0 and 1, of which ``high`` lanes' (or, of 64, keys) are 1."""
-    keys = np.zeros((count, 64, 2), np.int64)
+    keys = np.zeros((count, 64, 2), np.int8)
     for one in keys:
         if best < 64:
             one[random.choice(64, high, replace=False), 0] = 1
@@ -386,10 +390,11 @@ def random_keys(random: np.random.Generator, best: int, high: int, count: int) -
     return keys
 
 
-def telling_keys(best: int, seed: int = 0) -> Iterator[npt.NDArray[np.int64]]:
+@cache
+def telling_keys(best: int) -> tuple[npt.NDArray[np.int64], ...]:
     """For each exchange, keys ``[64]`` (how many of a lane's are high) whose bound is another without it, or
     with other lanes than its own."""
-    keys = random_keys(np.random.default_rng(seed), best, best, _TRIED)
+    keys = random_keys(np.random.default_rng(0), best, best, _TRIED)
     whole = Network(best)
     right = whole.bound(keys)
     found: set[int] = set()
@@ -398,7 +403,7 @@ def telling_keys(best: int, seed: int = 0) -> Iterator[npt.NDArray[np.int64]]:
             wrong = np.flatnonzero(Network(best, missing, instead).bound(keys) != right)
             if wrong.size and not found & set(wrong.tolist()):
                 found.add(int(wrong[0]))
-    yield from (keys[at].sum(1) for at in sorted(found))
+    return tuple(keys[at].sum(1, np.int64) for at in sorted(found))
 
 
 def telling_rows(best: int, grouped: bool) -> Iterator[Row]:

@@ -193,7 +193,7 @@ def test_a_network_finds_the_bound_exactly(best: int) -> None:
     for high in (best - 1, best, min(best + 1, 64)):
         keys = random_keys(random, best, high, 1000)
         np.testing.assert_array_equal(Network(best).bound(keys), exact(keys, best))
-    keys = np.sort(random.integers(-200, 200, (2000, 64, 2)))[..., ::-1]
+    keys = np.sort(random.integers(-200, 200, (2000, 64, 2)).astype(np.int16))[..., ::-1]
     np.testing.assert_array_equal(Network(best).bound(keys), exact(keys, best))
 
 
@@ -201,10 +201,10 @@ def test_a_network_finds_the_bound_exactly(best: int) -> None:
 def test_a_missing_exchange_is_too_low_and_told(best: int) -> None:
     """Never too high, which would lose a column; each of them is told by one of the chosen keys."""
     random = np.random.default_rng(best)
-    keys = np.sort(random.integers(-200, 200, (100, 64, 2)))[..., ::-1]
+    keys = np.sort(random.integers(-200, 200, (100, 64, 2)).astype(np.int16))[..., ::-1]
     whole = Network(best)
     chosen = np.stack([np.stack([counts > 0, counts > 1], -1) for counts in telling_keys(best)]).astype(
-        np.int64
+        np.int16
     )
     every = np.concatenate([chosen, keys])
     right = whole.bound(every)
