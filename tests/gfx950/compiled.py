@@ -72,6 +72,8 @@ def kernel(name: str) -> Kernel:
 
 def shared(name: str, make: Callable[[], Made]) -> Made:
     """What ``make`` returns to the first worker of the session that asks; the others unpickle it."""
+    if SESSION not in os.environ:
+        return make()
     path = Path(os.environ[SESSION], f"{name}.pickle")
     with _made_once(path) as missing:
         if missing is not None:

@@ -332,7 +332,8 @@ class Network:
     def _larger(self, x: Lanes, apart: int, order: Lanes) -> Lanes:
         """The larger of lanes ``apart``, the upper ones taken in another order."""
         low, high = x[_LANE & ~apart], x[_LANE | apart]
-        return np.maximum(low, high[order])
+        larger: Lanes = np.maximum(low, high[order])
+        return larger
 
     def _sorted_rows(self, x: Lanes) -> Lanes:
         for partner, bit in ((1, 0), (3, 1), (1, 0), (7, 2), (2, 1), (1, 0)):

@@ -352,7 +352,7 @@ def test_every_scale_byte_is_scored_staged() -> None:
     assert_exact(call, compute_units=1, layout="staged")
 
 
-@pytest.mark.parametrize("compute_units", [1, pytest.param(2, marks=pytest.mark.nightly), 8])
+@pytest.mark.parametrize("compute_units", [*(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2)), 8])
 def test_staged_scores_and_maxima_depend_on_no_split(compute_units: int) -> None:
     lengths = [(4200, 2), (2047, 1), (2049, 1), (70, 1)]
     assert_exact(random_call(lengths, 4, seed=8).forcing(1, 0), compute_units=compute_units, layout="staged")

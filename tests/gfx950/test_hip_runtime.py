@@ -138,60 +138,51 @@ def test_the_simulated_device_refuses_another_architecture(
 MODULE_LOAD_PROGRAM = """
 import json, sys
 import torch
+from kernel.backends.flydsl.launch import InsertLauncher
 from kernel.errors import LaunchError
 from kernel.gfx950.hip import simulated_device
 from tests.gfx950.scaled_add import prepare, scaled_add
 
 device = simulated_device()
 prepare(device)
+insert = InsertLauncher(device)
+counts = []
+for _ in range(3):
+    counts.append(device.calls())
+    insert(torch.ones(1, 128), torch.zeros(1, 9216, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+first, second = (
+    sorted(name for name, count in after.items() if count > before.get(name, 0))
+    for before, after in zip(counts, counts[1:])
+)
 x, out = torch.ones(4), torch.zeros(4)
-before = device.calls()
 messages = []
 try:
     with device.failing("hipModuleLoadData", 209):
         scaled_add(device, x, x, out, 1.0)
 except LaunchError as error:
     messages.append(str(error))
-made = sorted(set(device.calls()) - set(before))
 try:
     scaled_add(device, x, x, out, 1.0)
 except LaunchError as error:
     messages.append(str(error))
-print(json.dumps({"messages": messages, "calls": made, "out": out.tolist()}))
-"""
-
-CALLS = """
-import json
-import torch
-from kernel.gfx950.hip import simulated_device
-from tests.gfx950.scaled_add import prepare, scaled_add
-
-device = simulated_device()
-prepare(device)
-x, out = torch.ones(4), torch.zeros(4)
-scaled_add(device, x, x, out, 1.0)
-first = device.calls()
-scaled_add(device, x, x, out, 1.0)
-second = {call: count - first.get(call, 0) for call, count in device.calls().items()}
-print(json.dumps({"first": sorted(first), "second": sorted(call for call, count in second.items() if count)}))
+print(json.dumps({"messages": messages, "first": first, "second": second, "out": out.tolist()}))
 """
 
 
-def run_module_load(program: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(printed_by("-c", program).splitlines()[-1])
+@pytest.fixture(scope="module")
+def module_load() -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(printed_by("-c", MODULE_LOAD_PROGRAM).splitlines()[-1])
     return result
 
 
-def test_a_module_that_fails_to_load_is_an_error_now_and_later() -> None:
-    result = run_module_load(MODULE_LOAD_PROGRAM)
-    first, later = result["messages"]
+def test_a_module_that_fails_to_load_is_an_error_now_and_later(module_load: dict[str, Any]) -> None:
+    first, later = module_load["messages"]
     assert "hipModuleLoadData returned hipErrorNoBinaryForGpu (209)" in first
     assert "restart the process" in later
-    assert result["out"] == [0.0] * 4
+    assert module_load["out"] == [0.0] * 4
 
 
-def test_the_calls_of_a_launch_are_those_whose_failure_is_tested() -> None:
+def test_the_calls_of_a_launch_are_those_whose_failure_is_tested(module_load: dict[str, Any]) -> None:
     """If FlyDSL begins to make another call, its failure is to be tried as well."""
-    result = run_module_load(CALLS)
-    assert result["first"] == ["hipModuleGetFunction", "hipModuleLaunchKernel", "hipModuleLoadData"]
-    assert result["second"] == ["hipModuleGetFunction", "hipModuleLaunchKernel"]
+    assert module_load["first"] == ["hipModuleGetFunction", "hipModuleLaunchKernel", "hipModuleLoadData"]
+    assert module_load["second"] == ["hipModuleGetFunction", "hipModuleLaunchKernel"]

@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -421,28 +422,18 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         export_library(file / "under")
 
 
-FULL = """
-import resource, sys
-from contextlib import nullcontext
-from pathlib import Path
-from kernel.backends.flydsl.kernel_library import export_library
-from kernel.errors import DeviceUnavailableError
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-try:
-    export_library(Path(sys.argv[1]), ["insert_bf16"])
-except DeviceUnavailableError as error:
-    print(error)
-"""
-
-
 def test_a_disk_that_is_full(tmp_path: Path) -> None:
     """A limit of a file's size stands for the disk's."""
     library = tmp_path / FILE_NAME
     library.write_bytes(b"an older library")
-    printed = printed_by("-c", FULL, tmp_path, "25000")
-    assert "FlyDSL cannot export insert_bf16" in printed
-    assert f"see that {tmp_path} and " in printed
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (25_000, limits[1]))
+    try:
+        with pytest.raises(DeviceUnavailableError, match="FlyDSL cannot export insert_bf16") as caught:
+            export_library(tmp_path, ["insert_bf16"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert f"see that {tmp_path} and " in str(caught.value)
     assert library.read_bytes() == b"an older library"
     assert list(tmp_path.iterdir()) == [library]
 

@@ -15,6 +15,7 @@ from kernel.gfx950.hazards import register_use
 from kernel.gfx950.isa.form import Stop
 from kernel.gfx950.launch import decode, decode_with
 from kernel.gfx950.wave import Wave
+from tests.gfx950.compiled import shared
 from tests.gfx950.row_launches import WrongIdsError, WrongPagesError
 from tests.mutation import equivalents
 from tests.mutation.launch import Launch, WrongScoresError, WrongWorkError
@@ -79,7 +80,8 @@ class Campaign(Generic[AnyLaunch]):
     def executed_by(self, launch: int) -> Executed:
         """How often the launch of that place executes each instruction. Raises what the kernel does wrong."""
         if launch not in self._executed:
-            self._executed[launch] = self.run(self.launches[launch])
+            name = f"{self.kernel.name} executed by launch {launch}"
+            self._executed[launch] = shared(name, lambda: self.run(self.launches[launch]))
         return self._executed[launch]
 
     @cached_property
