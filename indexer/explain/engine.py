@@ -20,7 +20,15 @@ from indexer.explain.causes import hypotheses, ids, keys, pages
 from indexer.explain.evidence import Evidence, PageKeys, gather_evidence, prediction_by_contract, right_keys
 from indexer.explain.findings import Judged, findings, parts_at_fault
 from indexer.explain.judge import judge_part
-from indexer.explain.match import Hypothesis, Match, disagreements, few_faulty, match, narrowed
+from indexer.explain.match import (
+    Hypothesis,
+    Match,
+    disagreements,
+    few_faulty,
+    match,
+    narrowed,
+    reproduces_any,
+)
 from indexer.explain.verdict import (
     FAULT,
     KINDS,
@@ -136,7 +144,7 @@ def name_causes(
     left = [
         hypothesis
         for hypothesis in in_time(_applicable(hypotheses(evidence, narrow), only))
-        if match(hypothesis.predict(few), few).rows.any()
+        if reproduces_any(hypothesis.predict(few), few)
     ]
     if narrow is not evidence:  # a fault explains no more rows in all columns than in some
         most = [_try(hypothesis, narrow, wrong, bits, only) for hypothesis in in_time(left)]

@@ -7,8 +7,9 @@ the keys that a row sees, the forced blocks, and how ids are selected and writte
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -61,6 +62,8 @@ class Evidence:
     block_ids: Ids | None
     tolerance: float
     blocks: Ints | None = None
+    _decoded: OrderedDict[tuple[int, bytes], tuple[Floats, Floats]] = field(default_factory=OrderedDict)
+    _others: dict[tuple[bytes, bytes], Evidence] = field(default_factory=dict, init=False)
 
     @cached_property
     def prefix(self) -> Ints:
@@ -158,9 +161,27 @@ class Evidence:
         return replace(self, blocks=blocks)
 
     def at(self, head: Ints, token: Ints) -> Evidence:
-        """As many other rows of the call, without the engine's result."""
-        request = self.case.requests_of(token)
-        return replace(self, request=request, head=head, token=token, scores=None, block_ids=None)
+        """As many other rows of the call, without the engine's result; the same object for the same rows."""
+        rows = head.tobytes(), token.tobytes()
+        if rows not in self._others:
+            request = self.case.requests_of(token)
+            self._others[rows] = replace(
+                self, request=request, head=head, token=token, scores=None, block_ids=None
+            )
+        return self._others[rows]
+
+    def decoded(self, request: int, blocks: Ints) -> tuple[Floats, Floats]:
+        """Keys ``[n, 128, 128]`` of a request's blocks by the contract, and their squared lengths.
+
+        The last few are kept for all evidence made of this: most faults change something else.
+        """
+        kept, chunk = self._decoded, (request, blocks.tobytes())
+        if chunk not in kept:
+            keys = right_keys(self.pages[self.table[request, blocks]])
+            kept[chunk] = keys, _squares(keys)
+            if len(kept) > KEPT_CHUNKS:
+                kept.popitem(last=False)
+        return kept[chunk]
 
 
 def gather_evidence(case: Case, grades: Grades, fault: int, tolerance: float) -> Evidence:
@@ -308,6 +329,8 @@ def right_table() -> Floats:
 
 CHUNK_PAGES = 64
 """Pages dequantised at a time: 4 MiB of keys."""
+KEPT_CHUNKS = 16
+"""Chunks of keys by the contract that are kept, at most."""
 
 PageOf = Callable[[Evidence, int, int], Bytes | None]
 """Evidence, request, block to the bytes ``[9216]`` read for it; None if the file does not hold them."""
@@ -390,19 +413,25 @@ def _unforced(evidence: Evidence, steps: Steps) -> Scored:
     scores: Floats = np.full(shape, np.nan, dtype=np.float32)
     slack: Floats = np.full(shape, 1e-30, dtype=np.float32)
     for request, rows, blocks in evidence.requests:
-        end = min(blocks, int(num_blocks[rows].max()))
-        seen = wanted[wanted < end]
-        for first in range(0, len(seen), CHUNK_PAGES):
-            chunk = seen[first : first + CHUNK_PAGES]
-            pages, known = _pages(evidence, steps.page_of, request, chunk)
-            keys = steps.keys(pages)
+        own = wanted[wanted < blocks]
+        end = int(np.searchsorted(own, num_blocks[rows].max()))
+        for first in range(0, end, CHUNK_PAGES):
+            whole = own[first : first + CHUNK_PAGES]
+            chunk = whole[: end - first]
+            known = np.ones(len(chunk), dtype=bool)
+            if steps.page_of is None and steps.keys is right_keys:
+                keys, squares = (values[: len(chunk)] for values in evidence.decoded(request, whole))
+            else:
+                pages, known = _pages(evidence, steps.page_of, request, chunk)
+                keys = steps.keys(pages)
+                squares = _squares(keys)
             ends = _ends(chunk, last_key[rows])
             best = _best(queries[rows], keys, chunk, steps, rows, ends)
             best[:, ~known] = np.nan
             cells = rows[:, None], chunk
             scores[cells] = best
             slack[cells] += (
-                2 * evidence.tolerance * norms[rows, None] * _longest(keys, chunk, steps, rows, ends)
+                2 * evidence.tolerance * norms[rows, None] * _longest(squares, chunk, steps, rows, ends)
             )
         scores[rows, blocks:] = -np.inf
     scores[columns >= num_blocks[:, None]] = -np.inf
@@ -447,11 +476,16 @@ def _best(queries: Floats, keys: Floats, blocks: Ints, steps: Steps, rows: Ints,
     return _largest_seen(products, ends)
 
 
-def _longest(keys: Floats, blocks: Ints, steps: Steps, rows: Ints, ends: _Ends) -> Floats:
-    """Length of the longest visible key of each of ``blocks``: ``[rows, blocks]``. Later keys may be of any
-    size: they round no score."""
+def _squares(keys: Floats) -> Floats:
+    """Squared lengths of keys, NaN as 0: ``[n, 128]``."""
     squares: Floats = np.einsum("ptd,ptd->pt", keys, keys)
     squares[np.isnan(squares)] = 0
+    return squares
+
+
+def _longest(squares: Floats, blocks: Ints, steps: Steps, rows: Ints, ends: _Ends) -> Floats:
+    """Length of the longest visible key of each of ``blocks``: ``[rows, blocks]``. Later keys may be of any
+    size: they round no score."""
     seen = _largest_seen(_absent_as(np.float32(0), squares[None], blocks, steps, rows), ends)
     return np.asarray(np.sqrt(np.maximum(seen, 0)), dtype=np.float32)
 

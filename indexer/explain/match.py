@@ -65,6 +65,16 @@ def match(prediction: Prediction, evidence: Evidence) -> Match:
     return Match(rows, cells, int(unknown[evidence.faulty].sum()), determined)
 
 
+def reproduces_any(prediction: Prediction, evidence: Evidence) -> bool:
+    """Whether a prediction reproduces any row, as :func:`match` finds it."""
+    rows = np.ones(len(evidence.request), dtype=bool)
+    if evidence.scores is not None:
+        rows &= (score_agrees(prediction, evidence) | ~evidence.visible).all(axis=1)
+    if evidence.block_ids is not None and rows.any():
+        rows &= ids_agree(prediction, evidence)
+    return bool(rows.any())
+
+
 def score_agrees(prediction: Prediction, evidence: Evidence) -> Bools:
     """``[R, S]`` cells whose recorded score is the predicted one; of undetermined cells, one that some page
     could give."""
