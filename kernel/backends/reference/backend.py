@@ -30,11 +30,11 @@ from kernel.step import Plan, Step, host_plan, planned_batch
 @default_float_environment()
 def score_batch(batch: ScoreBatch, scores: NDArray[np.float32]) -> None:
     """Write the rows of the batch's requests into ``scores`` ``[H, total_q, S]`` and no other row."""
-    pages, queries = batch.pages.numpy(), _queries(batch)
+    pages = batch.pages.numpy()
     for request in batch.requests:
         rows = _rows(request)
         scores[:, rows, :] = -np.inf
-        best = _best_products(batch, request, pages, queries[:, rows])
+        best = _best_products(batch, request, pages, _queries(batch, rows))
         best = _with_forced_blocks(best, request, batch.init_blocks, batch.local_blocks)
         scores[:, rows, : request.num_blocks] = best
 
@@ -48,17 +48,17 @@ def score_bounds(batch: ScoreBatch) -> NDArray[np.float64]:
     0 for cells without a causal token, and cells with a sentinel are not special.
     """
     bounds = np.zeros((batch.num_heads, batch.total_q, batch.num_score_blocks))
-    pages, queries = batch.pages.numpy(), np.abs(_queries(batch))
+    pages = batch.pages.numpy()
     for request in batch.requests:
         rows = _rows(request)
-        largest = _best_products(batch, request, pages, queries[:, rows], magnitudes=True)
+        largest = _best_products(batch, request, pages, np.abs(_queries(batch, rows)), magnitudes=True)
         bounds[:, rows, : request.num_blocks] = np.maximum(largest, 0.0)
     return bounds
 
 
-def _queries(batch: ScoreBatch) -> NDArray[np.float64]:
-    """Head-major query values, ``[H, total_q, 128]``."""
-    queries: NDArray[np.float64] = e4m3_values(batch.q.view(torch.uint8).numpy()).transpose(1, 0, 2)
+def _queries(batch: ScoreBatch, rows: slice) -> NDArray[np.float64]:
+    """Head-major query values of some tokens, ``[H, rows, 128]``."""
+    queries: NDArray[np.float64] = e4m3_values(batch.q.view(torch.uint8).numpy()[rows]).transpose(1, 0, 2)
     return queries
 
 

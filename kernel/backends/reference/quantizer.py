@@ -33,16 +33,16 @@ E2M1_MAGNITUDES: NDArray[np.float64] = np.array([minifloat(bits, 1, 1) for bits 
 E4M3_MAGNITUDES: NDArray[np.float64] = np.array([minifloat(bits, 3, 7) for bits in range(0x7F)])
 """Magnitude of the bytes 0x00..0x7E, ascending; 0x7F is NaN."""
 
+_E4M3_VALUES = np.concatenate([[*E4M3_MAGNITUDES, np.nan], [*-E4M3_MAGNITUDES, -np.nan]])
+"""Of every byte."""
+
 _E4M3_MIDPOINTS = (E4M3_MAGNITUDES[:-1] + E4M3_MAGNITUDES[1:]) / 2
 """What lies halfway between neighbours: exact in fp64."""
 
 
 def e4m3_values(octets: ArrayLike) -> NDArray[np.float64]:
     """The values of E4M3 bytes (uint8, any shape); 0x7F and 0xFF are NaN."""
-    octets = np.asarray(octets, dtype=np.uint8)
-    magnitudes = np.append(E4M3_MAGNITUDES, np.nan)[octets & 0x7F]
-    values: NDArray[np.float64] = np.where(octets & 0x80, -magnitudes, magnitudes)
-    return values
+    return np.asarray(_E4M3_VALUES.take(np.asarray(octets, dtype=np.uint8)), dtype=np.float64)
 
 
 def e4m3_bytes(values: ArrayLike) -> NDArray[np.uint8]:
@@ -118,7 +118,14 @@ def _largest_errors(
 
 def dequantize_keys(codes: NDArray[np.uint8], scale_bytes: NDArray[np.uint8]) -> NDArray[np.float64]:
     """What is scored: E4M3 values ``[n, dims]`` of codes ``[n, dims]`` and scale bytes ``[n, dims / 16]``."""
-    scales = np.repeat(scale_bytes, GROUP_DIMS, axis=1)
+    pairs = np.repeat(scale_bytes.astype(np.uint16) << 4, GROUP_DIMS, axis=1) | codes
+    return _key_values().take(pairs)
+
+
+@functools.cache
+def _key_values() -> NDArray[np.float64]:
+    """``[4096]``: what is scored for each scale byte, and each code under it."""
+    scales, codes = np.divmod(np.arange(4096, dtype=np.uint16), 16)
     magnitudes = e4m3_values(magnitude_lut()[scales, codes & 7])
     negative = (codes >> 3) ^ (scales >> 7)
     return np.where(negative, -magnitudes, magnitudes)
