@@ -140,6 +140,7 @@ E2M1 = (
 """The contract's list of magnitudes."""
 
 
+@functools.cache
 def e4m3(octet: int) -> Fraction:
     """An E4M3 byte's value: sign, 4 exponent bits of bias 7, 3 mantissa bits, subnormal at exponent 0."""
     exponent, mantissa = octet >> 3 & 15, octet & 7
@@ -151,6 +152,7 @@ def e4m3(octet: int) -> Fraction:
     return -magnitude if octet & 0x80 else magnitude
 
 
+@functools.cache
 def rounded(value: Fraction) -> int:
     """The byte of the E4M3 value nearest to a magnitude: of two equally near the even byte, 448 beyond it."""
     return min(range(NAN), key=lambda octet: (abs(e4m3(octet) - value), octet % 2))

@@ -21,6 +21,7 @@ from tests.support.allocations import TensorSizes
 from tests.support.calls import ONE, Call, Lengths, cumulative, random_call, sparse_pages, staircase_call
 from tests.support.compare import (
     assert_same_bits,
+    assert_within_bounds,
     inserted,
     oracle_inserted,
     oracle_scores,
@@ -227,9 +228,8 @@ def test_row_17_one_backend_writes_another_reads(backend: Backend) -> None:
         # The simulated device is slow, and reads what the cpu backend writes: the bytes of the reference.
         if status.usable and (backend.name, status.name) != ("reference", simulated.NAME):
             reader = registry.create(status.name)
-            other = replace(call, pages=inserted(reader, keys, call.pages, slots))
-            assert_same_bits(scores_of(reader, written), scores_of(reader, other))
-            assert_same_bits(written.pages, other.pages)
+            assert_same_bits(written.pages, inserted(reader, keys, call.pages, slots))
+            assert_within_bounds(scores_of(reader, written), written, reader.precision)
 
 
 def test_row_18_a_call_replayed_from_a_file(backend: Backend, tmp_path: Path) -> None:

@@ -118,11 +118,12 @@ def poison_tokens(page: NDArray[np.uint8], first_token: int, queries: NDArray[np
         first_token: 0 to 128.
         queries: ``[n, 128]`` E4M3 bytes; without any, all signs are plus.
     """
-    for token in range(first_token, 128):
-        signs = queries[token % len(queries)] >> 7 if len(queries) else np.zeros(128, dtype=np.uint8)
-        codes = (signs << 3 | 7).astype(np.uint8)
-        page[token * 64 : (token + 1) * 64] = codes[0::2] | codes[1::2] << 4
-        page[CODES_END + token * 8 : CODES_END + (token + 1) * 8] = LARGEST
+    tokens = np.arange(first_token, 128)
+    plus = np.zeros((len(tokens), 128), dtype=np.uint8)
+    signs = queries[tokens % len(queries)] >> 7 if len(queries) else plus
+    codes = (signs << 3 | 7).astype(np.uint8)
+    page[first_token * 64 : CODES_END] = (codes[:, 0::2] | codes[:, 1::2] << 4).reshape(-1)
+    page[CODES_END + first_token * 8 :] = LARGEST
 
 
 Values = Literal["exact", "bytes", "inexact"]

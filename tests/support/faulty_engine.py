@@ -123,7 +123,8 @@ class Engine:
         last = self.last_key(position, seq_len)
         products = np.where(np.arange(len(products)) <= last, products, -np.inf)
         products = self.present(products, request)
-        row = np.nan_to_num(products[: num_blocks * 128], nan=-np.inf).reshape(-1, 128).max(axis=1)
+        seen = products[: num_blocks * 128]
+        row = np.where(np.isnan(seen), -np.inf, seen).reshape(-1, 128).max(axis=1)
         return self.forced(row, position, seq_len)
 
     def keys(self, page: Bytes) -> Floats:

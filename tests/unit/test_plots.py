@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from itertools import pairwise
 from typing import Any
 
@@ -42,6 +43,7 @@ def axes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return drawn
 
 
+@functools.cache
 def some_case() -> CaseFidelity:
     return case_fidelity(make_case("m3", Shape(context=3000, queries=2, heads=1, topk=4), 0), "x", "cpu")
 
