@@ -15,6 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -71,8 +72,11 @@ def _figure(size: tuple[float, float], file_format: str = "png") -> Iterator[tup
     """Yields a figure of ``size`` inches, and the file to which it is written at the end of the body."""
     file = io.BytesIO()
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, "svg.hashsalt": "nvfp4-indexer"}):
-        figure = Figure(figsize=size, dpi=130, layout="constrained")
+        layout = ConstrainedLayoutEngine()
+        figure = Figure(figsize=size, dpi=130, layout=layout)
         yield figure, file
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # savefig would draw twice, the first time for the layout alone
         figure.savefig(file, format=file_format, metadata={"Date": None} if file_format == "svg" else {})
 
 

@@ -31,7 +31,7 @@ from kernel.plan import STORE_BLOCKS, XCDS, plan_prefill
 
 _RUNS = 5
 _CPU_SIZE, _GPU_SIZE = 1024, 8192
-_CPU_BYTES, _GPU_BYTES = 1 << 26, 1 << 29
+_CPU_BYTES, _GPU_BYTES, _RANDOM_BYTES = 1 << 26, 1 << 29, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def measured_peaks(device: torch.device) -> Peaks:
     product = torch.empty_like(left)
     flop = 2 * size**3 / _best_seconds(lambda: torch.mm(left, left, out=product), device)
     num_bytes = _GPU_BYTES if gpu else _CPU_BYTES
-    source = torch.randint(256, (num_bytes,), dtype=torch.uint8, device=device)  # zeros can move faster
+    random = torch.randint(256, (_RANDOM_BYTES,), dtype=torch.uint8, device=device)  # zeros can move faster
+    source = random.repeat(num_bytes // _RANDOM_BYTES)
     target = torch.empty_like(source)
     moved = 2 * source.numel() / _best_seconds(lambda: target.copy_(source), device)
     name = str(dtype).removeprefix("torch.")

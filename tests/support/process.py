@@ -44,19 +44,9 @@ def printed_by(*words: str | Path, **environment: str) -> str:
 
 
 def forkserver() -> ForkServerContext:
-    """Processes that begin with the project imported: forks of one process that did nothing else."""
+    """Processes that begin with the project imported: forks of one process that did what `preloaded` does."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "server.serve",
-            "client.cli",
-            "client.demonstration",
-            "client.plots",
-            "client.report.sections",
-            "matplotlib.pyplot",
-            "tests.support.process_group",
-        ]
-    )
+    context.set_forkserver_preload(["tests.support.preloaded"])
     return context
 
 

@@ -65,6 +65,19 @@ def test_names_do_not_run_into_each_other(axes: list[Any], count: int) -> None:
     assert legend.y0 >= plot.y1 - 1, "the legend lies above the bars"
 
 
+def test_a_picture_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    draw = Figure.draw
+
+    def counted(figure: Figure, *arguments: Any) -> None:
+        drawn.append(figure)
+        draw(figure, *arguments)
+
+    monkeypatch.setattr(Figure, "draw", counted)
+    draw_layers([some_case()] * 2)
+    assert len(drawn) == 1
+
+
 def test_a_case_without_a_choice_has_no_bar(axes: list[Any]) -> None:
     short = case_fidelity(make_case("m3", Shape(context=300, queries=3, heads=1), 0), "short", "cpu")
     draw_layers([some_case(), short])
