@@ -100,6 +100,7 @@ def test_a_warm_up_that_fails_ends_the_server(module: str, flags: tuple[str, ...
 
 def test_a_call_longer_than_the_drain_is_left_without_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLOW_SERVER_SECONDS", "60")
+    monkeypatch.setenv("SLOW_SERVER_REST_SECONDS", "0")  # only within torch could the interpreter abort it
     with LiveServer("--backend=cpu", "--num-pages=8", "--drain-seconds=1", module=SLOW_SERVER) as live:
         running = _Background(live, "/v1/score", _slow_body())
         with live.client() as client:
@@ -209,7 +210,11 @@ def test_a_killed_server_starts_again_warms_up_and_knows_nothing_of_before() -> 
         port = urlsplit(live.url).port
         live.kill()
     flags = ("--backend=cpu", "--num-pages=8", f"--port={port}")
-    with LiveServer(*flags, ready=False) as again, again.client() as client:
+    warm_up = {"SLOW_SERVER_WARM_UP_SECONDS": "2"}
+    with (
+        LiveServer(*flags, module=SLOW_SERVER, environment=warm_up, ready=False, forked=True) as again,
+        again.client() as client,
+    ):
         _check_warming(again)
         make_sequence(client, normals(5, 128))
         assert_problem(client.get(f"/v1/sequences/{sequence}"), 404, "unknown-sequence", "id")
