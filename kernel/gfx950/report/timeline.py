@@ -65,7 +65,7 @@ class Step:
     issuer: int
     """Which of a SIMD's issuers it needs; -1 for none."""
     results: tuple[Register, ...]
-    """Registers that it touches and that some MFMA of the path writes."""
+    """Registers that it touches and that some MFMA of the path writes; one for those of the same MFMAs."""
     writes: tuple[Register, ...]
     """Of an MFMA."""
     own_clocks: float
@@ -82,6 +82,7 @@ class _Wave:
     simd: int
     group: int
     time: float
+    number: int = 0
     at: int = 0
     ready: dict[Register, float] = field(default_factory=dict)
     lds_done: deque[tuple[float, str]] = field(default_factory=deque)
@@ -102,15 +103,22 @@ class _Wave:
 def replay_steps(kernel: Kernel, path: Sequence[int], extra_passes: Mapping[int, float]) -> list[Step]:
     """A trip as the replay needs it; see :func:`kernel.gfx950.report.timeline.predict`."""
     instructions = [kernel.instructions[index] for index in path]
-    results = frozenset[Register]().union(
-        *(register_use(i).writes for i in instructions if row_of(i).kind == "mfma")
-    )
+    writers: dict[Register, list[int]] = {}
+    for at, instruction in enumerate(instructions):
+        if row_of(instruction).kind == "mfma":
+            for register in register_use(instruction).writes:
+                writers.setdefault(register, []).append(at)
+    first: dict[tuple[int, ...], Register] = {}
+    results = {register: first.setdefault(tuple(at), register) for register, at in writers.items()}
     jumps = [following != index + 1 for index, following in zip(path, [*path[1:], path[0]])]
     return [_step(i, jump, results, extra_passes) for i, jump in zip(instructions, jumps)]
 
 
 def _step(
-    instruction: Instruction, jumps: bool, results: frozenset[Register], extra_passes: Mapping[int, float]
+    instruction: Instruction,
+    jumps: bool,
+    results: Mapping[Register, Register],
+    extra_passes: Mapping[int, float],
 ) -> Step:
     kind = row_of(instruction).kind
     own, pipe = float(ISSUE_CLOCKS), 0.0
@@ -127,8 +135,8 @@ def _step(
     elif kind == "wait":
         vmcnt, lgkmcnt = (_count(instruction, name) for name in ("vmcnt", "lgkmcnt"))
     use = register_use(instruction)
-    slow = tuple(register for register in (use.reads | use.writes) & results)
-    writes = tuple(use.writes) if kind == "mfma" else ()
+    slow = tuple({results[register] for register in (use.reads | use.writes) & results.keys()})
+    writes = tuple({results[register] for register in use.writes}) if kind == "mfma" else ()
     return Step(kind, _ISSUERS.get(kind, -1), slow, writes, own, pipe, vmcnt, lgkmcnt)
 
 
@@ -156,6 +164,8 @@ class Replay:
             for group, steps in enumerate(paths)
             for simd in range(SIMDS)
         ]
+        self.turns: list[tuple[float, float, int]] = []
+        """Whoever can start first has its turn; of equals the wave that has waited longest."""
         self.issuer_free = [[0.0] * len(set(_ISSUERS.values())) for _ in range(SIMDS)]
         self.matrix_free = [0.0] * SIMDS
         self.lds_free = 0.0
@@ -163,21 +173,23 @@ class Replay:
     def run(self) -> None:
         """Replay until every wave has made its trips; a faster one makes more."""
         waves = self.waves
-        for wave in waves:
+        beside = [
+            [other for other in waves if other.simd == wave.simd and other is not wave] for wave in waves
+        ]
+        self.turns = [(0.0, 0.0, 0)] * len(waves)
+        for number, wave in enumerate(waves):
+            wave.number = number
             self._consider(wave)
         unfinished = len(waves)
         while unfinished:
-            wave = waves[0]
-            for other in waves:
-                # Whoever can start first; of equals the wave that has waited longest.
-                if other.start < wave.start or (other.start == wave.start and other.time < wave.time):
-                    wave = other
+            wave = waves[min(self.turns)[2]]
+            issuer = wave.steps[wave.at].issuer
             self._issue(wave)
             unfinished -= wave.at == 0 and len(wave.marks) == self.trips
             if not wave.waiting:
                 self._consider(wave)
-            for other in waves:
-                if other.simd == wave.simd and other is not wave and other.start != math.inf:
+            for other in beside[wave.number]:
+                if other.steps[other.at].issuer == issuer >= 0 and not other.waiting:
                     self._consider(other)
 
     def _consider(self, wave: _Wave) -> None:
@@ -200,6 +212,7 @@ class Replay:
             if step.kind == "mfma" and self.matrix_free[wave.simd] > start:
                 start, reason = self.matrix_free[wave.simd], "matrix pipe"
         wave.start, wave.reason = start, reason
+        self.turns[wave.number] = (start, wave.time, wave.number)
 
     def _issue(self, wave: _Wave) -> None:
         step, start = wave.steps[wave.at], wave.start
@@ -233,6 +246,7 @@ class Replay:
 
     def _arrive(self, wave: _Wave) -> None:
         wave.waiting, wave.start = True, math.inf
+        self.turns[wave.number] = (math.inf, wave.time, wave.number)
         group = [other for other in self.waves if other.group == wave.group]
         if not all(other.waiting for other in group):
             return
