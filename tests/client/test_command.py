@@ -19,10 +19,19 @@ import indexer.replay
 from client.client import Client
 from client.commands.bench import run_load
 from indexer.case import encode_case, read_case, write_case
+from kernel.backends.cpu.backend import agreeing_shapes
 from tests.client.conftest import TOKEN
 from tests.support.cases import CODE, CUT, ROOT, small_case
 from tests.support.live_server import LiveServer
-from tests.support.process import VERIFY_KEYS, call, printed_by, spawn, spawn_onto, wrong_expectation
+from tests.support.process import (
+    VERIFY_KEYS,
+    ForkedProcess,
+    call,
+    printed_by,
+    spawn,
+    spawn_onto,
+    wrong_expectation,
+)
 
 
 @pytest.fixture
@@ -30,6 +39,15 @@ def broken_case(tmp_path: Path) -> Path:
     path = tmp_path / "broken.safetensors"
     path.write_bytes(encode_case(small_case())[:-7])
     return path
+
+
+def leave_unless_preloaded() -> None:
+    sys.exit(0 if "tests.support.preloaded" in sys.modules and agreeing_shapes.cache_info().currsize else 1)
+
+
+def test_forks_begin_with_all_imported() -> None:
+    """A forkserver passes over a module that cannot be imported; each fork would then do it all again."""
+    assert ForkedProcess(leave_unless_preloaded).wait(60) == 0
 
 
 def test_help_names_every_command_and_the_exit_codes_and_imports_no_torch() -> None:
