@@ -302,8 +302,7 @@ def largest_tensor_of_select(blocks: int, queries: int) -> int:
 
 
 def test_select_memory_does_not_grow_with_the_context() -> None:
-    batch = largest_tensor_of_select(1024, 16)
-    small, large = (largest_tensor_of_select(blocks, 4) for blocks in (1100, 1700))
+    batch, small, large = (largest_tensor_of_select(blocks, 16) for blocks in (1024, 1100, 1700))
     assert small == large
     assert max(large, batch) <= 4 << 20
 
